@@ -1,0 +1,218 @@
+/*-------------------------------------------------------------------------
+ *
+ * admin.c
+ *	  Creating, altering and dropping outboxes.
+ *
+ * An outbox is an ordinary table of whoever creates it, made by ordinary DDL
+ * with that user's rights, so privileges, pg_dump, publications and monitoring
+ * treat it like any other.
+ *
+ * Copyright (c) 2026, the obix authors
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "access/table.h"
+#include "access/xlog.h"
+#include "catalog/namespace.h"
+#include "fmgr.h"
+#include "miscadmin.h"
+#include "nodes/makefuncs.h"
+#include "parser/scansup.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/lsyscache.h"
+#include "utils/regproc.h"
+#include "utils/varlena.h"
+
+#include "obix.h"
+#include "partition.h"
+#include "registry.h"
+#include "relation.h"
+
+PG_FUNCTION_INFO_V1(obix_create_outbox);
+PG_FUNCTION_INFO_V1(obix_alter_outbox);
+PG_FUNCTION_INFO_V1(obix_drop_outbox);
+
+static void
+check_allowed(const char *function)
+{
+	obix_require_preload();
+	PreventCommandDuringRecovery(function);
+	PreventCommandIfReadOnly(function);
+	PreventCommandIfParallelMode(function);
+}
+
+static void
+check_width(int64 width)
+{
+	if (width < 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("partition_width must be at least 1"),
+				 errdetail("It is the number of sequences in a partition, and %lld was given.",
+						   (long long) width)));
+}
+
+static void
+check_premake(int32 premake)
+{
+	if (premake < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("premake must not be negative"),
+				 errdetail("It is the number of partitions to keep ready, and %d was given.",
+						   premake)));
+}
+
+/* Find the schema in which the user means, and may, create a table. */
+static Oid
+creation_namespace(text *qualified_name, char **name)
+{
+	RangeVar   *range = makeRangeVarFromNameList(textToQualifiedNameList(qualified_name));
+	Oid			namespace;
+
+	namespace = RangeVarGetAndCheckCreationNamespace(range, NoLock, NULL);
+	if (range->relpersistence == RELPERSISTENCE_TEMP ||
+		isAnyTempNamespace(namespace))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_TABLE_DEFINITION),
+				 errmsg("an outbox cannot be a temporary table"),
+				 errdetail("Other sessions and the workers could not see it.")));
+	*name = range->relname;
+	if (strlen(*name) >= NAMEDATALEN)
+		truncate_identifier(*name, strlen(*name), true);
+	return namespace;
+}
+
+/* Create the table, but for its partitions, and return its oid. */
+static Oid
+create_table(Oid namespace, const char *name)
+{
+	char	   *quoted = quote_qualified_identifier(get_namespace_name(namespace),
+													name);
+	Oid			relid;
+
+	obix_execute("CREATE TABLE %s ("
+				 "sequence pg_catalog.int8 NOT NULL PRIMARY KEY,"
+				 " id pg_catalog.uuid NOT NULL DEFAULT obix.uuidv7(),"
+				 " type pg_catalog.text,"
+				 " key pg_catalog.text,"
+				 " payload pg_catalog.jsonb,"
+				 " headers pg_catalog.jsonb,"
+				 " recorded_at pg_catalog.timestamptz NOT NULL"
+				 " DEFAULT pg_catalog.statement_timestamp())"
+				 " PARTITION BY RANGE (sequence)", quoted);
+	relid = get_relname_relid(name, namespace);
+
+	obix_execute("ALTER TABLE %s ALTER COLUMN sequence"
+				 " SET DEFAULT obix.next_sequence(%s::pg_catalog.regclass)",
+				 quoted, quote_literal_cstr(quoted));
+	obix_execute("CREATE TRIGGER %s BEFORE INSERT OR UPDATE OR DELETE ON %s"
+				 " FOR EACH ROW EXECUTE FUNCTION obix.guard()",
+				 OBIX_GUARD_NAME, quoted);
+	obix_execute("CREATE TRIGGER %s BEFORE TRUNCATE ON %s"
+				 " FOR EACH STATEMENT EXECUTE FUNCTION obix.guard_truncate()",
+				 OBIX_TRUNCATE_NAME, quoted);
+	obix_execute("ALTER TABLE %s ENABLE ALWAYS TRIGGER %s,"
+				 " ENABLE ALWAYS TRIGGER %s",
+				 quoted, OBIX_GUARD_NAME, OBIX_TRUNCATE_NAME);
+	obix_execute("COMMENT ON TABLE %s IS 'outbox of obix: publish with obix.publish, read with obix.read'",
+				 quoted);
+	return relid;
+}
+
+/*
+ * obix.create_outbox(outbox, partition_width, premake)
+ */
+Datum
+obix_create_outbox(PG_FUNCTION_ARGS)
+{
+	text	   *qualified_name = PG_GETARG_TEXT_PP(0);
+	int64		width = PG_GETARG_INT64(1);
+	int32		premake = PG_GETARG_INT32(2);
+	char	   *name;
+	Oid			namespace;
+	Oid			relid;
+	Oid			leaf;
+	int			nestlevel;
+
+	check_allowed("obix.create_outbox()");
+	check_width(width);
+	check_premake(premake);
+	namespace = creation_namespace(qualified_name, &name);
+
+	/* the text below is resolved in pg_catalog, whatever the user's path */
+	nestlevel = NewGUCNestLevel();
+	(void) set_config_option("search_path", "pg_catalog, pg_temp",
+							 PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
+							 true, 0, false);
+
+	relid = create_table(namespace, name);
+	obix_registry_insert(relid, width, premake);
+	leaf = obix_create_leaf(relid, obix_free_name(name, namespace, "default"));
+	obix_execute("ALTER TABLE %s ATTACH PARTITION %s DEFAULT",
+				 obix_quote_relation(relid), obix_quote_relation(leaf));
+	obix_add_partitions(relid, 0, width, premake + 1);
+
+	AtEOXact_GUC(false, nestlevel);
+	PG_RETURN_OID(relid);
+}
+
+/*
+ * obix.alter_outbox(outbox, partition_width, premake)
+ */
+Datum
+obix_alter_outbox(PG_FUNCTION_ARGS)
+{
+	Oid			relid;
+	ObixRelation *known;
+	Relation	parent;
+	ObixRegistryRow row;
+
+	check_allowed("obix.alter_outbox()");
+	if (PG_ARGISNULL(0))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("outbox must not be null")));
+	relid = PG_GETARG_OID(0);
+	obix_check_owner(relid);
+	if (!PG_ARGISNULL(1))
+		check_width(PG_GETARG_INT64(1));
+	if (!PG_ARGISNULL(2))
+		check_premake(PG_GETARG_INT32(2));
+
+	parent = obix_open(relid, AccessShareLock, &known);
+	obix_lock_mutex(known->id, OBIX_MUTEX_ROW);
+	if (!obix_registry_find(relid, &row))
+		elog(ERROR, "could not find registry row of outbox %u", relid);
+	if (!PG_ARGISNULL(1))
+		row.partition_width = PG_GETARG_INT64(1);
+	if (!PG_ARGISNULL(2))
+		row.premake = PG_GETARG_INT32(2);
+	obix_registry_update(&row);
+	table_close(parent, NoLock);
+
+	PG_RETURN_VOID();
+}
+
+/*
+ * obix.drop_outbox(outbox, force): what else follows is done by removal.c, as
+ * for DROP TABLE.
+ */
+Datum
+obix_drop_outbox(PG_FUNCTION_ARGS)
+{
+	Oid			relid = PG_GETARG_OID(0);
+	bool		force = PG_GETARG_BOOL(1);
+	ObixRelation *known;
+
+	check_allowed("obix.drop_outbox()");
+	obix_check_owner(relid);
+	table_close(obix_open(relid, AccessShareLock, &known), NoLock);
+	obix_execute("DROP TABLE %s %s", obix_quote_relation(relid),
+				 force ? "CASCADE" : "RESTRICT");
+	PG_RETURN_VOID();
+}

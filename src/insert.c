@@ -1,0 +1,324 @@
+/*-------------------------------------------------------------------------
+ *
+ * insert.c
+ *	  Plain INSERT, UPDATE and DELETE on an outbox: the default of the column
+ *	  sequence, and the guard.
+ *
+ * The default draws the sequence, for a BEFORE ROW trigger could not: it may
+ * not move a row to another partition.  The guard, a row trigger that is cloned
+ * to every leaf, then accepts what this transaction has drawn and nothing else.
+ *
+ * Copyright (c) 2026, the obix authors
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/xlog.h"
+#include "catalog/partition.h"
+#include "catalog/pg_index.h"
+#include "catalog/pg_trigger.h"
+#include "commands/trigger.h"
+#include "executor/tuptable.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "utils/builtins.h"
+#include "utils/datum.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/syscache.h"
+
+#include "bounds.h"
+#include "insert.h"
+#include "obix.h"
+#include "relation.h"
+#include "uuid.h"
+#include "xact.h"
+
+PG_FUNCTION_INFO_V1(obix_next_sequence);
+PG_FUNCTION_INFO_V1(obix_guard);
+
+bool		obix_guard_suspended = false;
+
+/* The partition that the guard was called for last */
+static struct
+{
+	Oid			relid;			/* InvalidOid: nothing is known */
+	Oid			parent;
+	bool		is_default;
+	bool		may_refuse;		/* what the guard lets pass may yet be turned
+								 * away, by ON CONFLICT or a later trigger */
+	AttrNumber	attnums[Natts_event];
+}			guarded;
+
+/* Relation cache callback.  Raises nothing. */
+static void
+forget_guarded(Datum arg, Oid relid)
+{
+	if (!OidIsValid(relid) || relid == guarded.relid ||
+		relid == guarded.parent)
+		guarded.relid = InvalidOid;
+}
+
+void
+obix_guard_init(void)
+{
+	CacheRegisterRelcacheCallback(forget_guarded, (Datum) 0);
+}
+
+/*
+ * obix.next_sequence(outbox): draw a sequence.
+ *
+ * Keeps ROW EXCLUSIVE on the outbox to the end of the transaction: whoever
+ * locks that out knows that no sequence is in flight.
+ */
+Datum
+obix_next_sequence(PG_FUNCTION_ARGS)
+{
+	Oid			relid = PG_GETARG_OID(0);
+	ObixRelation *known;
+	Relation	parent;
+	int64		sequence;
+
+	obix_require_preload();
+	PreventCommandDuringRecovery("obix.next_sequence()");
+	PreventCommandIfReadOnly("obix.next_sequence()");
+	PreventCommandIfParallelMode("obix.next_sequence()");
+	if (!obix_enabled)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("obix is disabled"),
+				 errhint("Set obix.enabled to on.")));
+
+	obix_check_privilege(relid, ACL_INSERT);
+	parent = obix_open(relid, RowExclusiveLock, &known);
+	sequence = obix_xact_draw(obix_xact(parent, obix_attach(parent, known)));
+	table_close(parent, NoLock);
+
+	PG_RETURN_INT64(sequence);
+}
+
+/* Learn about the partition that the guard is called for. */
+static void
+look_at(Relation leaf)
+{
+	Oid			relid = RelationGetRelid(leaf);
+	Oid			parent_relid;
+	Relation	parent;
+	List	   *indexes;
+	ListCell   *cell;
+
+	guarded.relid = InvalidOid;
+	parent_relid = leaf->rd_rel->relispartition ?
+		get_partition_parent(relid, true) : relid;
+
+	parent = table_open(parent_relid, AccessShareLock);
+	guarded.parent = parent_relid;
+	guarded.is_default = leaf->rd_rel->relispartition &&
+		obix_default_leaf(parent) == relid;
+	for (int i = 0; i < Natts_event; i++)
+		guarded.attnums[i] =
+			get_attnum(relid, NameStr(TupleDescAttr(obix_event_desc(), i)->attname));
+
+	guarded.may_refuse = false;
+	indexes = RelationGetIndexList(leaf);
+	foreach(cell, indexes)
+	{
+		Oid			index = lfirst_oid(cell);
+		HeapTuple	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(index));
+		Form_pg_index form;
+
+		if (!HeapTupleIsValid(tuple))
+			continue;
+		form = (Form_pg_index) GETSTRUCT(tuple);
+		if (index != leaf->rd_pkindex &&
+			(form->indisunique || form->indisexclusion))
+			guarded.may_refuse = true;
+		ReleaseSysCache(tuple);
+	}
+	list_free(indexes);
+
+	for (int i = 0; i < leaf->trigdesc->numtriggers; i++)
+	{
+		Trigger    *trigger = &leaf->trigdesc->triggers[i];
+
+		if (strcmp(trigger->tgname, OBIX_GUARD_NAME) > 0 &&
+			TRIGGER_FOR_BEFORE(trigger->tgtype) &&
+			TRIGGER_FOR_INSERT(trigger->tgtype))
+			guarded.may_refuse = true;
+	}
+	table_close(parent, NoLock);
+	guarded.relid = relid;
+}
+
+static Datum
+get_column(TupleTableSlot *slot, int column, bool *isnull)
+{
+	AttrNumber	attnum = guarded.attnums[column - 1];
+
+	if (attnum == InvalidAttrNumber)
+	{
+		*isnull = true;
+		return (Datum) 0;
+	}
+	return slot_getattr(slot, attnum, isnull);
+}
+
+/*
+ * A row comes with the sequence that another server, or this one before a
+ * restore, gave it.
+ */
+static void
+accept_row(TupleTableSlot *slot)
+{
+	bool		isnull;
+	int64		sequence = DatumGetInt64(get_column(slot, Anum_event_sequence,
+													&isnull));
+	ObixRelation *known;
+	Relation	parent;
+
+	if (isnull || sequence < 1)
+		return;
+	parent = obix_open(guarded.parent, RowExclusiveLock, &known);
+	if (obix_why_not_ready(parent) == NULL)
+		obix_xact_accept(obix_xact(parent, obix_attach(parent, known)), sequence);
+	table_close(parent, NoLock);
+}
+
+static void
+check_insert(TupleTableSlot *slot)
+{
+	bool		isnull;
+	int64		sequence;
+	Datum		id;
+
+	(void) get_column(slot, Anum_event_payload, &isnull);
+	if (isnull)
+		ereport(ERROR,
+				(errcode(ERRCODE_NOT_NULL_VIOLATION),
+				 errmsg("payload of an event must not be null"),
+				 errhint("An event without a body can have the payload 'null'::jsonb.")));
+
+	id = get_column(slot, Anum_event_id, &isnull);
+	if (!isnull && obix_uuid_is_nil(DatumGetUUIDP(id)))
+		ereport(ERROR,
+				(errcode(ERRCODE_CHECK_VIOLATION),
+				 errmsg("id of an event must not be the nil UUID"),
+				 errdetail("The nil UUID marks placeholders, which obix alone writes."),
+				 errhint("Leave the column \"id\" to its default.")));
+
+	sequence = DatumGetInt64(get_column(slot, Anum_event_sequence, &isnull));
+	if (isnull)
+		ereport(ERROR,
+				(errcode(ERRCODE_NOT_NULL_VIOLATION),
+				 errmsg("sequence of an event must not be null"),
+				 errhint("Leave the column \"sequence\" to its default.")));
+	if (!obix_xact_use(guarded.parent, sequence))
+		ereport(ERROR,
+				(errcode(ERRCODE_GENERATED_ALWAYS),
+				 errmsg("cannot insert sequence %lld into outbox \"%s\"",
+						(long long) sequence, get_rel_name(guarded.parent)),
+				 errdetail("A sequence can be inserted once, by the transaction that drew it from obix.next_sequence."),
+				 errhint("Leave the column \"sequence\" to its default.")));
+
+	if (guarded.may_refuse)
+		obix_xact_may_leave_hole(guarded.parent);
+	if (guarded.is_default)
+		obix_xact_stranded(guarded.parent);
+}
+
+static void
+check_update(TupleTableSlot *before, TupleTableSlot *after)
+{
+	static const int fixed[] = {
+		Anum_event_sequence, Anum_event_id, Anum_event_type, Anum_event_key,
+		Anum_event_recorded_at
+	};
+	bool		isnull[2];
+	Datum		id;
+
+	id = get_column(before, Anum_event_id, &isnull[0]);
+	if (!isnull[0] && obix_uuid_is_nil(DatumGetUUIDP(id)))
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("cannot update a placeholder of outbox \"%s\"",
+						get_rel_name(guarded.parent)),
+				 errdetail("It stands for a sequence that no event has.")));
+
+	for (int i = 0; i < lengthof(fixed); i++)
+	{
+		Form_pg_attribute column = TupleDescAttr(obix_event_desc(), fixed[i] - 1);
+		Datum		value[2];
+
+		value[0] = get_column(before, fixed[i], &isnull[0]);
+		value[1] = get_column(after, fixed[i], &isnull[1]);
+		if (isnull[0] && isnull[1])
+			continue;
+		if (isnull[0] == isnull[1] &&
+			datum_image_eq(value[0], value[1], column->attbyval, column->attlen))
+			continue;
+		ereport(ERROR,
+				(errcode(fixed[i] == Anum_event_sequence ?
+						 ERRCODE_GENERATED_ALWAYS : ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("cannot update column \"%s\" of outbox \"%s\"",
+						NameStr(column->attname), get_rel_name(guarded.parent)),
+				 errdetail("Events are append-only: readers may have seen this one."),
+				 errhint("Only payload and headers can be updated, to redact them; publish a new event instead.")));
+	}
+
+	(void) get_column(after, Anum_event_payload, &isnull[0]);
+	if (isnull[0])
+		ereport(ERROR,
+				(errcode(ERRCODE_NOT_NULL_VIOLATION),
+				 errmsg("payload of an event must not be null"),
+				 errhint("To redact an event, update its payload to 'null'::jsonb.")));
+}
+
+/*
+ * obix.guard(): row trigger BEFORE INSERT OR UPDATE OR DELETE, enabled ALWAYS.
+ */
+Datum
+obix_guard(PG_FUNCTION_ARGS)
+{
+	TriggerData *trigger = (TriggerData *) fcinfo->context;
+	HeapTuple	result;
+
+	if (!CALLED_AS_TRIGGER(fcinfo) ||
+		!TRIGGER_FIRED_BEFORE(trigger->tg_event) ||
+		!TRIGGER_FIRED_FOR_ROW(trigger->tg_event))
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("function \"%s\" must be fired BEFORE ROW",
+						"obix.guard")));
+
+	result = TRIGGER_FIRED_BY_UPDATE(trigger->tg_event) ?
+		trigger->tg_newtuple : trigger->tg_trigtuple;
+
+	obix_require_preload();
+	if (obix_guard_suspended || !obix_enabled)
+		return PointerGetDatum(result);
+
+	if (guarded.relid != RelationGetRelid(trigger->tg_relation))
+		look_at(trigger->tg_relation);
+
+	if (SessionReplicationRole == SESSION_REPLICATION_ROLE_REPLICA)
+	{
+		if (TRIGGER_FIRED_BY_INSERT(trigger->tg_event))
+			accept_row(trigger->tg_trigslot);
+	}
+	else if (TRIGGER_FIRED_BY_INSERT(trigger->tg_event))
+		check_insert(trigger->tg_trigslot);
+	else if (TRIGGER_FIRED_BY_UPDATE(trigger->tg_event))
+		check_update(trigger->tg_trigslot, trigger->tg_newslot);
+	else
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("cannot delete from outbox \"%s\"",
+						get_rel_name(guarded.parent)),
+				 errdetail("Events are append-only: a reader would take the place for an event that is still to come."),
+				 errhint("To redact an event, update its payload; to remove old events, drop the oldest partition or use TRUNCATE.")));
+
+	return PointerGetDatum(result);
+}

@@ -1,0 +1,180 @@
+/*-------------------------------------------------------------------------
+ *
+ * maintain.c
+ *	  Maintenance by hand: SQL functions that do what the worker does.
+ *
+ * A lock that is not to be had at once is given up and tried for again, a
+ * little later each time, so publishers and readers wait for a call no longer
+ * than for the worker.
+ *
+ * Copyright (c) 2026, the obix authors
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/table.h"
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "fmgr.h"
+#include "miscadmin.h"
+#include "storage/latch.h"
+#include "utils/acl.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+#include "utils/resowner.h"
+#include "utils/syscache.h"
+#include "utils/wait_event.h"
+
+#include "gapfill.h"
+#include "obix.h"
+#include "outbox.h"
+#include "partition.h"
+#include "registry.h"
+#include "relation.h"
+
+#define MAX_TRIES			20
+#define PAUSE_MS			10	/* before the second try; grows by as much */
+
+PG_FUNCTION_INFO_V1(obix_ensure_partitions);
+PG_FUNCTION_INFO_V1(obix_fill_gaps);
+PG_FUNCTION_INFO_V1(obix_recover_default);
+
+typedef int64 (*ObixTask) (Oid relid);
+
+static int64
+ensure_partitions(Oid relid)
+{
+	int64		total = 0;
+	int			made;
+
+	while ((made = obix_premake(relid)) > 0)
+	{
+		total += made;
+		CommandCounterIncrement();
+	}
+	return total;
+}
+
+static int64
+fill_gaps(Oid relid)
+{
+	return obix_fill(relid, true);
+}
+
+static int64
+recover_default(Oid relid)
+{
+	return obix_recover(relid, true);
+}
+
+/* Run a task in a subtransaction, again and again while locks are held. */
+static int64
+attempt(Oid relid, ObixTask task)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	volatile int64 result = 0;
+
+	for (volatile int tries = 1;; tries++)
+	{
+		volatile bool busy = false;
+
+		BeginInternalSubTransaction(NULL);
+		MemoryContextSwitchTo(context);
+		PG_TRY();
+		{
+			int			nestlevel = NewGUCNestLevel();
+
+			result = task(relid);
+			AtEOXact_GUC(false, nestlevel);
+			ReleaseCurrentSubTransaction();
+		}
+		PG_CATCH();
+		{
+			ErrorData  *error;
+
+			MemoryContextSwitchTo(context);
+			error = CopyErrorData();
+			busy = error->sqlerrcode == ERRCODE_LOCK_NOT_AVAILABLE ||
+				error->sqlerrcode == ERRCODE_T_R_DEADLOCK_DETECTED;
+			if (!busy || tries == MAX_TRIES)
+				PG_RE_THROW();
+			FlushErrorState();
+			FreeErrorData(error);
+			RollbackAndReleaseCurrentSubTransaction();
+		}
+		PG_END_TRY();
+		MemoryContextSwitchTo(context);
+		CurrentResourceOwner = owner;
+		if (!busy)
+			return result;
+
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 tries * PAUSE_MS, PG_WAIT_EXTENSION);
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+	}
+}
+
+static void
+check_allowed(const char *function)
+{
+	obix_require_preload();
+	PreventCommandDuringRecovery(function);
+	PreventCommandIfReadOnly(function);
+	PreventCommandIfParallelMode(function);
+}
+
+/* Run a task on one outbox. */
+static int64
+maintain(Oid relid, ObixTask task)
+{
+	ObixRelation *known;
+
+	obix_check_owner(relid);
+	table_close(obix_open(relid, AccessShareLock, &known), AccessShareLock);
+	return attempt(relid, task);
+}
+
+/* Run a task on one outbox, or on each that the user owns. */
+static int64
+maintain_all(FunctionCallInfo fcinfo, ObixTask task)
+{
+	int64		total = 0;
+	ListCell   *cell;
+
+	if (!PG_ARGISNULL(0))
+		return maintain(PG_GETARG_OID(0), task);
+
+	foreach(cell, obix_registry_list())
+	{
+		ObixRegistryRow *row = lfirst(cell);
+
+		if (SearchSysCacheExists1(RELOID, ObjectIdGetDatum(row->outbox)) &&
+			pg_class_ownercheck(row->outbox, GetUserId()))
+			total += attempt(row->outbox, task);
+	}
+	return total;
+}
+
+Datum
+obix_ensure_partitions(PG_FUNCTION_ARGS)
+{
+	check_allowed("obix.ensure_partitions()");
+	PG_RETURN_INT32((int32) maintain_all(fcinfo, ensure_partitions));
+}
+
+Datum
+obix_fill_gaps(PG_FUNCTION_ARGS)
+{
+	check_allowed("obix.fill_gaps()");
+	PG_RETURN_INT64(maintain_all(fcinfo, fill_gaps));
+}
+
+Datum
+obix_recover_default(PG_FUNCTION_ARGS)
+{
+	check_allowed("obix.recover_default()");
+	PG_RETURN_INT64(maintain(PG_GETARG_OID(0), recover_default));
+}

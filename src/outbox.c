@@ -1,0 +1,844 @@
+/*-------------------------------------------------------------------------
+ *
+ * outbox.c
+ *	  Shared state of outboxes: who has which sequences in flight.
+ *
+ * This is to sequences what the ProcArray is to transaction ids.  A backend
+ * that allocates puts the first sequence of its transaction into its slot, and
+ * slots are listed in that order, so the frontier is one less than the head of
+ * the list: constant time, whatever the number of sessions.
+ *
+ * All holes are one number, suspect_from: the lowest sequence that may be a
+ * hole not yet dealt with.  Whoever may leave a hole lowers it, the walk of
+ * gapfill.c moves it up.
+ *
+ * Nothing here outlives a restart, and nothing here decides what a reader is
+ * given: that is the table alone.
+ *
+ * Copyright (c) 2026, the obix authors
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "mb/pg_wchar.h"
+#include "miscadmin.h"
+#include "storage/ipc.h"
+#include "storage/proc.h"
+#include "storage/shmem.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "obix.h"
+#include "outbox.h"
+
+#define OBIX_TRANCHE_NAME	"obix"
+
+/* Delay of the first retry of failed maintenance, in milliseconds */
+#define FIRST_RETRY_MS		100
+
+typedef struct ObixShared
+{
+	LWLock	   *lock;			/* protects which entries are in use */
+	LWLock	   *worker_lock;	/* protects launcher and workers */
+	Latch	   *launcher;		/* NULL while there is none */
+	ObixWorker	workers[OBIX_MAX_WORKERS];
+	pg_atomic_uint32 undecided; /* entries whose undecided is not 0 */
+} ObixShared;
+
+static ObixShared *obix_shared = NULL;
+static char *obix_entries = NULL;	/* array of ObixOutbox, of entry_size() */
+
+static Size
+entry_size(void)
+{
+	return MAXALIGN(add_size(offsetof(ObixOutbox, slots),
+							 mul_size(MaxBackends, sizeof(ObixSlot))));
+}
+
+/* The n-th entry, used or not, from 0 to obix_max_outboxes - 1. */
+ObixOutbox *
+obix_nth_outbox(int n)
+{
+	return (ObixOutbox *) (obix_entries + n * entry_size());
+}
+
+void
+obix_shmem_request(void)
+{
+	RequestAddinShmemSpace(add_size(MAXALIGN(sizeof(ObixShared)),
+									mul_size(obix_max_outboxes, entry_size())));
+	RequestNamedLWLockTranche(OBIX_TRANCHE_NAME, obix_max_outboxes + 2);
+}
+
+void
+obix_shmem_startup(void)
+{
+	bool		found;
+	LWLockPadded *locks;
+
+	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
+
+	obix_shared = ShmemInitStruct("obix",
+								  add_size(MAXALIGN(sizeof(ObixShared)),
+										   mul_size(obix_max_outboxes,
+													entry_size())),
+								  &found);
+	obix_entries = (char *) obix_shared + MAXALIGN(sizeof(ObixShared));
+
+	if (!found)
+	{
+		locks = GetNamedLWLockTranche(OBIX_TRANCHE_NAME);
+		memset(obix_shared, 0, sizeof(ObixShared));
+		obix_shared->lock = &(locks++)->lock;
+		obix_shared->worker_lock = &(locks++)->lock;
+		pg_atomic_init_u32(&obix_shared->undecided, 0);
+
+		for (int i = 0; i < obix_max_outboxes; i++)
+		{
+			ObixOutbox *outbox = obix_nth_outbox(i);
+
+			memset(outbox, 0, entry_size());
+			outbox->lock = &(locks++)->lock;
+			pg_atomic_init_u32(&outbox->work, 0);
+			ConditionVariableInit(&outbox->moved);
+			dlist_init(&outbox->in_flight);
+		}
+	}
+
+	LWLockRelease(AddinShmemInitLock);
+}
+
+bool
+obix_is_preloaded(void)
+{
+	return obix_shared != NULL;
+}
+
+/* Error out unless obix has its shared memory. */
+void
+obix_require_preload(void)
+{
+	if (obix_shared == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("obix is not loaded by the server"),
+				 errdetail("obix needs shared memory and background workers."),
+				 errhint("Add obix to shared_preload_libraries and restart the server.")));
+}
+
+/*
+ * The arithmetic of an entry.  The caller holds its lock.
+ */
+
+static int64
+frontier_of(ObixOutbox *outbox)
+{
+	if (dlist_is_empty(&outbox->in_flight))
+		return outbox->next_sequence - 1;
+	return dlist_head_element(ObixSlot, node, &outbox->in_flight)->first - 1;
+}
+
+static int64
+high_water_mark_of(ObixOutbox *outbox)
+{
+	int64		frontier = frontier_of(outbox);
+
+	if (outbox->suspect_from != 0 && outbox->suspect_from <= frontier)
+		return outbox->suspect_from - 1;
+	return frontier;
+}
+
+static void
+add_suspects(ObixOutbox *outbox, int64 from, int64 to)
+{
+	if (outbox->suspect_from == 0 || from < outbox->suspect_from)
+		outbox->suspect_from = from;
+	if (to > outbox->suspect_to)
+		outbox->suspect_to = to;
+}
+
+static void
+set_undecided(ObixOutbox *outbox, int64 undecided)
+{
+	if (outbox->undecided == 0 && undecided != 0)
+		pg_atomic_fetch_add_u32(&obix_shared->undecided, 1);
+	else if (outbox->undecided != 0 && undecided == 0)
+		pg_atomic_fetch_sub_u32(&obix_shared->undecided, 1);
+	outbox->undecided = undecided;
+}
+
+/* Is there something that a walk from suspect_from could settle? */
+static bool
+wants_walk(ObixOutbox *outbox)
+{
+	return outbox->suspect_from != 0 &&
+		outbox->suspect_from != outbox->undecided &&
+		outbox->suspect_from <= frontier_of(outbox);
+}
+
+/*
+ * Directory
+ */
+
+static bool
+has_key(ObixOutbox *outbox, Oid relation, int32 id)
+{
+	return outbox->relation == relation && outbox->id == id &&
+		outbox->database == MyDatabaseId;
+}
+
+/*
+ * Find the entry of an outbox of this database, NULL if it has none.  It stays
+ * valid as long as the caller holds any lock on the relation: who drops an
+ * outbox has locked out everybody else.
+ */
+ObixOutbox *
+obix_find_outbox(Oid relation, int32 id)
+{
+	ObixOutbox *found = NULL;
+
+	LWLockAcquire(obix_shared->lock, LW_SHARED);
+	for (int i = 0; i < obix_max_outboxes && found == NULL; i++)
+	{
+		ObixOutbox *outbox = obix_nth_outbox(i);
+
+		if (has_key(outbox, relation, id))
+			found = outbox;
+	}
+	LWLockRelease(obix_shared->lock);
+	return found;
+}
+
+/*
+ * Make the entry of an outbox of this database, unless another session was
+ * faster, and return it.  head: the highest sequence that the table knows of;
+ * nothing can have been allocated since the caller looked, for allocating
+ * takes an entry.  resolved: where holes may begin.
+ */
+ObixOutbox *
+obix_make_outbox(Oid relation, int32 id, int64 head, int64 resolved)
+{
+	ObixOutbox *free = NULL;
+
+	LWLockAcquire(obix_shared->lock, LW_EXCLUSIVE);
+	for (int i = 0; i < obix_max_outboxes; i++)
+	{
+		ObixOutbox *outbox = obix_nth_outbox(i);
+
+		if (has_key(outbox, relation, id))
+		{
+			LWLockRelease(obix_shared->lock);
+			return outbox;
+		}
+		if (free == NULL && !OidIsValid(outbox->database))
+			free = outbox;
+	}
+
+	if (free == NULL)
+	{
+		LWLockRelease(obix_shared->lock);
+		ereport(ERROR,
+				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+				 errmsg("too many outboxes are in use"),
+				 errdetail("Shared memory has room for %d outboxes in all databases together.",
+						   obix_max_outboxes),
+				 errhint("Raise obix.max_outboxes and restart the server.")));
+	}
+
+	LWLockAcquire(free->lock, LW_EXCLUSIVE);
+	free->next_sequence = head + 1;
+	free->suspect_from = head > resolved ? resolved + 1 : 0;
+	free->suspect_to = head;
+	free->premake_at = 0;		/* the first allocation asks */
+	memset(free->troubles, 0, sizeof(free->troubles));
+	pg_atomic_write_u32(&free->work, 0);
+	free->relation = relation;
+	free->id = id;
+	free->database = MyDatabaseId;
+	LWLockRelease(free->lock);
+	LWLockRelease(obix_shared->lock);
+
+	if (head > resolved)
+		obix_request_work(free, OBIX_WORK_FILL);
+	return free;
+}
+
+/*
+ * Free the entry of a relation of a database, or with InvalidOid those of all.
+ * The caller has locked everybody else out, so no slot is in use but perhaps
+ * its own.  Waiters find the key gone.  Raises nothing: runs at commit.
+ */
+void
+obix_free_outboxes(Oid database, Oid relation)
+{
+	LWLockAcquire(obix_shared->lock, LW_EXCLUSIVE);
+	for (int i = 0; i < obix_max_outboxes; i++)
+	{
+		ObixOutbox *outbox = obix_nth_outbox(i);
+		bool		match = outbox->database == database &&
+		(!OidIsValid(relation) || outbox->relation == relation);
+
+		if (!match)
+			continue;
+		LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
+		outbox->database = InvalidOid;
+		outbox->relation = InvalidOid;
+		outbox->id = 0;
+		set_undecided(outbox, 0);
+		while (!dlist_is_empty(&outbox->in_flight))
+		{
+			dlist_node *node = dlist_pop_head_node(&outbox->in_flight);
+
+			dlist_container(ObixSlot, node, node)->first = 0;
+		}
+		outbox->in_flight_count = 0;
+		LWLockRelease(outbox->lock);
+		ConditionVariableBroadcast(&outbox->moved);
+	}
+	LWLockRelease(obix_shared->lock);
+}
+
+/*
+ * Sequences
+ */
+
+/* Last resort for a session that ends without ending its transaction. */
+static void
+release_at_exit(int code, Datum arg)
+{
+	for (int i = 0; i < obix_max_outboxes; i++)
+	{
+		ObixOutbox *outbox = obix_nth_outbox(i);
+
+		if (outbox->slots[MyProcNumber].first != 0)
+			obix_release(outbox, true, false, PG_INT64_MAX - 1);
+	}
+}
+
+static void
+use_slot(ObixOutbox *outbox, ObixSlot *slot, int64 first)
+{
+	slot->first = first;
+	slot->pid = MyProcPid;
+	outbox->in_flight_count++;
+}
+
+/* Prepare the session for its first slot; may raise, so not under a lock. */
+static void
+arrange_release(void)
+{
+	static bool arranged = false;
+
+	if (!arranged)
+	{
+		on_shmem_exit(release_at_exit, (Datum) 0);
+		arranged = true;
+	}
+}
+
+/*
+ * Allocate count contiguous sequences and return the first.  They are in
+ * flight until obix_release().  The caller holds a lock on the relation that
+ * it keeps to the end of the transaction, and will call obix_release() then.
+ */
+int64
+obix_allocate(ObixOutbox *outbox, int64 count)
+{
+	ObixSlot   *slot = &outbox->slots[MyProcNumber];
+	int64		first;
+	bool		premake;
+
+	arrange_release();
+
+	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
+	first = outbox->next_sequence;
+	if (count > PG_INT64_MAX - 1 - first)
+	{
+		LWLockRelease(outbox->lock);
+		ereport(ERROR,
+				(errcode(ERRCODE_SEQUENCE_GENERATOR_LIMIT_EXCEEDED),
+				 errmsg("no sequences are left in the outbox")));
+	}
+	outbox->next_sequence = first + count;
+	if (slot->first == 0)
+	{
+		use_slot(outbox, slot, first);
+		dlist_push_tail(&outbox->in_flight, &slot->node);
+	}
+	premake = outbox->next_sequence > outbox->premake_at;
+	LWLockRelease(outbox->lock);
+
+	if (premake)
+		obix_request_work(outbox, OBIX_WORK_PREMAKE);
+	return first;
+}
+
+/*
+ * Take note of a row whose sequence another server gave it (replication apply,
+ * a restore in the replica role): the head goes up to it, and it is in flight
+ * like any other.
+ */
+void
+obix_accept(ObixOutbox *outbox, int64 sequence)
+{
+	ObixSlot   *slot = &outbox->slots[MyProcNumber];
+	bool		premake;
+
+	arrange_release();
+
+	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
+	if (sequence > outbox->next_sequence)
+		add_suspects(outbox, outbox->next_sequence, sequence - 1);
+	if (sequence >= outbox->next_sequence)
+		outbox->next_sequence = sequence + 1;
+	if (slot->first == 0 || sequence < slot->first)
+	{
+		dlist_iter	iter;
+		dlist_node *after = &outbox->in_flight.head;
+
+		if (slot->first != 0)
+		{
+			dlist_delete(&slot->node);
+			outbox->in_flight_count--;
+		}
+		dlist_foreach(iter, &outbox->in_flight)
+		{
+			if (dlist_container(ObixSlot, node, iter.cur)->first > sequence)
+				break;
+			after = iter.cur;
+		}
+		use_slot(outbox, slot, sequence);
+		dlist_insert_after(after, &slot->node);
+	}
+	premake = outbox->next_sequence > outbox->premake_at;
+	LWLockRelease(outbox->lock);
+
+	if (premake)
+		obix_request_work(outbox, OBIX_WORK_PREMAKE);
+}
+
+/*
+ * End of a transaction that had sequences in flight, up to last.  leaves_hole:
+ * it did not, or perhaps did not, insert all of them.  prepared: what it
+ * inserted is undecided.  Wakes the waiters if the high-water mark rises.
+ * Raises nothing: runs in the transaction callback.
+ */
+void
+obix_release(ObixOutbox *outbox, bool leaves_hole, bool prepared, int64 last)
+{
+	ObixSlot   *slot = &outbox->slots[MyProcNumber];
+	int64		before;
+	bool		moved;
+	bool		walk;
+
+	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
+	if (slot->first == 0)
+	{
+		LWLockRelease(outbox->lock);
+		return;
+	}
+	before = high_water_mark_of(outbox);
+	dlist_delete(&slot->node);
+	outbox->in_flight_count--;
+	if (leaves_hole || prepared)
+	{
+		add_suspects(outbox, slot->first, Min(last, outbox->next_sequence - 1));
+		/* set here already, lest COMMIT PREPARED comes before the worker */
+		if (prepared && outbox->undecided == 0)
+			set_undecided(outbox, slot->first);
+	}
+	slot->first = 0;
+	moved = high_water_mark_of(outbox) > before;
+	walk = leaves_hole || wants_walk(outbox);
+	LWLockRelease(outbox->lock);
+
+	if (moved)
+	{
+		ConditionVariableBroadcast(&outbox->moved);
+		if (obix_notify)
+			obix_request_work(outbox, OBIX_WORK_NOTIFY);
+	}
+	if (walk)
+		obix_request_work(outbox, OBIX_WORK_FILL);
+}
+
+/* A reader met a hole at or below the frontier that nobody can fill. */
+void
+obix_suspect(ObixOutbox *outbox, int64 sequence)
+{
+	bool		walk;
+
+	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
+	add_suspects(outbox, sequence, sequence);
+	walk = wants_walk(outbox);
+	LWLockRelease(outbox->lock);
+
+	if (walk)
+		obix_request_work(outbox, OBIX_WORK_FILL);
+}
+
+/*
+ * From where to where may there be holes?  from is 0 if nowhere.  What is at
+ * or below to, and has no row now, will never have one, but for rows of
+ * prepared transactions.
+ */
+void
+obix_begin_walk(ObixOutbox *outbox, int64 *from, int64 *to)
+{
+	LWLockAcquire(outbox->lock, LW_SHARED);
+	*from = outbox->suspect_from;
+	*to = frontier_of(outbox);
+	LWLockRelease(outbox->lock);
+}
+
+/*
+ * The walk has settled everything below next, and stopped there for a row of a
+ * prepared transaction if undecided is not 0.  Only one walk at a time.  Raises
+ * nothing: runs in the transaction callback.
+ *
+ * undecided is set after the walk saw the row in progress, so the transaction
+ * may have ended in between: asking for one more walk closes that window.
+ */
+void
+obix_end_walk(ObixOutbox *outbox, int64 next, int64 undecided)
+{
+	int64		before;
+	bool		moved;
+	bool		walk;
+
+	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
+	before = high_water_mark_of(outbox);
+	if (outbox->suspect_from != 0 && outbox->suspect_from < next)
+		outbox->suspect_from = next <= outbox->suspect_to ? next : 0;
+	walk = wants_walk(outbox);
+	set_undecided(outbox, undecided);
+	moved = high_water_mark_of(outbox) > before;
+	LWLockRelease(outbox->lock);
+
+	if (moved)
+	{
+		ConditionVariableBroadcast(&outbox->moved);
+		if (obix_notify)
+			obix_request_work(outbox, OBIX_WORK_NOTIFY);
+	}
+	if (walk)
+		obix_request_work(outbox, OBIX_WORK_FILL);
+}
+
+/*
+ * Copy the numbers of an outbox.  Returns false if the entry is not, or no
+ * longer, that of this outbox: for callers that hold no lock on the relation.
+ */
+bool
+obix_get_position(ObixOutbox *outbox, Oid relation, int32 id,
+				  ObixPosition *position)
+{
+	bool		valid;
+
+	LWLockAcquire(outbox->lock, LW_SHARED);
+	valid = has_key(outbox, relation, id);
+	position->head = outbox->next_sequence - 1;
+	position->frontier = frontier_of(outbox);
+	position->high_water_mark = high_water_mark_of(outbox);
+	position->suspect_from = outbox->suspect_from;
+	position->undecided = outbox->undecided;
+	position->premake_at = outbox->premake_at;
+	position->in_flight = outbox->in_flight_count;
+	position->oldest_pid = 0;
+	if (!dlist_is_empty(&outbox->in_flight))
+		position->oldest_pid = dlist_head_element(ObixSlot, node,
+												  &outbox->in_flight)->pid;
+	LWLockRelease(outbox->lock);
+	return valid;
+}
+
+/* Ask for partitions when this sequence has been allocated. */
+void
+obix_set_premake_at(ObixOutbox *outbox, int64 sequence)
+{
+	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
+	outbox->premake_at = sequence;
+	LWLockRelease(outbox->lock);
+}
+
+/*
+ * Workers
+ */
+
+/*
+ * Ask for work on an outbox.  The bits stay set until a worker takes them, so
+ * a request cannot be lost; who finds them set already need not wake anybody.
+ * Raises nothing.
+ */
+void
+obix_request_work(ObixOutbox *outbox, uint32 work)
+{
+	Latch	   *latch;
+
+	if ((pg_atomic_fetch_or_u32(&outbox->work, work) & work) == work)
+		return;
+
+	LWLockAcquire(obix_shared->worker_lock, LW_SHARED);
+	latch = obix_shared->launcher;
+	for (int i = 0; i < OBIX_MAX_WORKERS; i++)
+	{
+		ObixWorker *worker = &obix_shared->workers[i];
+
+		if (worker->latch != NULL && worker->database == outbox->database)
+			latch = worker->latch;
+	}
+	if (latch != NULL)
+		SetLatch(latch);
+	LWLockRelease(obix_shared->worker_lock);
+}
+
+/* Does any outbox wait for the end of a prepared transaction? */
+bool
+obix_has_undecided(void)
+{
+	return pg_atomic_read_u32(&obix_shared->undecided) != 0;
+}
+
+/*
+ * A transaction of this database ended that may have been COMMIT PREPARED or
+ * ROLLBACK PREPARED: have the outboxes looked at that wait for one.
+ */
+void
+obix_request_undecided(void)
+{
+	if (likely(!obix_has_undecided()))
+		return;
+
+	for (int i = 0; i < obix_max_outboxes; i++)
+	{
+		ObixOutbox *outbox = obix_nth_outbox(i);
+
+		if (outbox->database == MyDatabaseId && outbox->undecided != 0)
+			obix_request_work(outbox, OBIX_WORK_FILL);
+	}
+}
+
+void
+obix_set_launcher(Latch *latch)
+{
+	LWLockAcquire(obix_shared->worker_lock, LW_EXCLUSIVE);
+	obix_shared->launcher = latch;
+	LWLockRelease(obix_shared->worker_lock);
+}
+
+void
+obix_wake_launcher(void)
+{
+	LWLockAcquire(obix_shared->worker_lock, LW_SHARED);
+	if (obix_shared->launcher != NULL)
+		SetLatch(obix_shared->launcher);
+	LWLockRelease(obix_shared->worker_lock);
+}
+
+/* The work that is delayed by each kind of trouble */
+static const uint32 work_of_kind[OBIX_TROUBLE_KINDS] = {
+	[OBIX_TROUBLE_ROWS] = OBIX_WORK_FILL | OBIX_WORK_NOTIFY,
+	[OBIX_TROUBLE_PARTITIONS] = OBIX_WORK_PREMAKE | OBIX_WORK_RECOVER,
+};
+
+/*
+ * The work on an outbox that may be done now.  retry_at: when that changes by
+ * itself because something else may be tried again, 0 if it does not.
+ */
+uint32
+obix_due_work(ObixOutbox *outbox, TimestampTz now, Oid *database,
+			  Oid *relation, TimestampTz *retry_at)
+{
+	uint32		work = pg_atomic_read_u32(&outbox->work);
+
+	*retry_at = 0;
+	if (work == 0)
+		return 0;
+
+	LWLockAcquire(outbox->lock, LW_SHARED);
+	*database = outbox->database;
+	*relation = outbox->relation;
+	for (int kind = 0; kind < OBIX_TROUBLE_KINDS; kind++)
+	{
+		TimestampTz when = outbox->troubles[kind].retry_at;
+
+		if (when <= now || (work & work_of_kind[kind]) == 0)
+			continue;
+		work &= ~work_of_kind[kind];
+		if (*retry_at == 0 || when < *retry_at)
+			*retry_at = when;
+	}
+	LWLockRelease(outbox->lock);
+	return OidIsValid(*database) ? work : 0;
+}
+
+/* Take work on an outbox.  What is asked for from now on is new work. */
+void
+obix_take_work(ObixOutbox *outbox, uint32 work)
+{
+	pg_atomic_fetch_and_u32(&outbox->work, ~work);
+}
+
+/*
+ * Take a place for a worker of a database.  Returns -1 if all are taken, or
+ * the database has its worker.
+ */
+int
+obix_reserve_worker(Oid database)
+{
+	int			place = -1;
+
+	LWLockAcquire(obix_shared->worker_lock, LW_EXCLUSIVE);
+	for (int i = 0; i < OBIX_MAX_WORKERS; i++)
+	{
+		ObixWorker *worker = &obix_shared->workers[i];
+
+		if (worker->database == database)
+		{
+			place = -1;
+			break;
+		}
+		if (place < 0 && !OidIsValid(worker->database))
+			place = i;
+	}
+	if (place >= 0)
+	{
+		obix_shared->workers[place].database = database;
+		obix_shared->workers[place].done = false;
+	}
+	LWLockRelease(obix_shared->worker_lock);
+	return place;
+}
+
+/* Free the place of a worker that has stopped; returns whether it was done. */
+bool
+obix_free_worker(int place)
+{
+	ObixWorker *worker = &obix_shared->workers[place];
+	bool		done;
+
+	LWLockAcquire(obix_shared->worker_lock, LW_EXCLUSIVE);
+	done = worker->done;
+	memset(worker, 0, sizeof(ObixWorker));
+	LWLockRelease(obix_shared->worker_lock);
+	return done;
+}
+
+bool
+obix_worker_on_duty(int place)
+{
+	bool		on_duty;
+
+	LWLockAcquire(obix_shared->worker_lock, LW_SHARED);
+	on_duty = obix_shared->workers[place].pid != 0;
+	LWLockRelease(obix_shared->worker_lock);
+	return on_duty;
+}
+
+/* The database that a worker was started for. */
+Oid
+obix_worker_database(int place)
+{
+	Oid			database;
+
+	LWLockAcquire(obix_shared->worker_lock, LW_SHARED);
+	database = obix_shared->workers[place].database;
+	LWLockRelease(obix_shared->worker_lock);
+	return database;
+}
+
+/* A worker reports for duty. */
+void
+obix_enter_worker(int place)
+{
+	ObixWorker *worker = &obix_shared->workers[place];
+
+	LWLockAcquire(obix_shared->worker_lock, LW_EXCLUSIVE);
+	worker->pid = MyProcPid;
+	worker->latch = &MyProc->procLatch;
+	LWLockRelease(obix_shared->worker_lock);
+}
+
+/* A worker goes off duty: from now on the launcher is woken in its stead. */
+void
+obix_leave_worker(int place, bool done)
+{
+	ObixWorker *worker = &obix_shared->workers[place];
+
+	LWLockAcquire(obix_shared->worker_lock, LW_EXCLUSIVE);
+	if (worker->pid == MyProcPid)
+	{
+		worker->pid = 0;
+		worker->latch = NULL;
+		worker->done = done;
+	}
+	LWLockRelease(obix_shared->worker_lock);
+	obix_wake_launcher();
+}
+
+/* The process that works for a database, 0 if none does. */
+int
+obix_worker_pid(Oid database)
+{
+	int			pid = 0;
+
+	LWLockAcquire(obix_shared->worker_lock, LW_SHARED);
+	for (int i = 0; i < OBIX_MAX_WORKERS; i++)
+	{
+		if (obix_shared->workers[i].database == database)
+			pid = obix_shared->workers[i].pid;
+	}
+	LWLockRelease(obix_shared->worker_lock);
+	return pid;
+}
+
+/*
+ * Maintenance of an outbox failed: it is tried again after a delay that doubles
+ * with each failure, up to max_delay milliseconds.  Returns whether this is
+ * another failure than the last.
+ */
+bool
+obix_record_failure(ObixOutbox *outbox, ObixTroubleKind kind,
+					const char *message, int max_delay)
+{
+	ObixTrouble *trouble = &outbox->troubles[kind];
+	TimestampTz now = GetCurrentTimestamp();
+	char		clipped[OBIX_ERROR_LENGTH];
+	bool		news;
+	int			delay;
+
+	strlcpy(clipped, message, OBIX_ERROR_LENGTH);
+	clipped[pg_mbcliplen(clipped, strlen(clipped), OBIX_ERROR_LENGTH - 1)] = '\0';
+
+	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
+	news = strcmp(trouble->last_error, clipped) != 0;
+	delay = Min(FIRST_RETRY_MS << Min(trouble->failures, 16), max_delay);
+	trouble->failures++;
+	trouble->retry_at = TimestampTzPlusMilliseconds(now, delay);
+	strlcpy(trouble->last_error, clipped, OBIX_ERROR_LENGTH);
+	LWLockRelease(outbox->lock);
+	return news;
+}
+
+/* Maintenance of an outbox succeeded; returns whether it had failed before. */
+bool
+obix_record_success(ObixOutbox *outbox, ObixTroubleKind kind)
+{
+	bool		failed;
+
+	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
+	failed = outbox->troubles[kind].failures > 0;
+	memset(&outbox->troubles[kind], 0, sizeof(ObixTrouble));
+	LWLockRelease(outbox->lock);
+	return failed;
+}
+
+void
+obix_get_trouble(ObixOutbox *outbox, ObixTroubleKind kind,
+				 ObixTrouble *trouble)
+{
+	LWLockAcquire(outbox->lock, LW_SHARED);
+	*trouble = outbox->troubles[kind];
+	LWLockRelease(outbox->lock);
+}

@@ -1,0 +1,160 @@
+/*-------------------------------------------------------------------------
+ *
+ * outbox.h
+ *	  Shared state of outboxes: who has which sequences in flight.
+ *
+ * Copyright (c) 2026, the obix authors
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef OBIX_OUTBOX_H
+#define OBIX_OUTBOX_H
+
+#include "datatype/timestamp.h"
+#include "lib/ilist.h"
+#include "port/atomics.h"
+#include "storage/condition_variable.h"
+#include "storage/latch.h"
+#include "storage/lwlock.h"
+
+/* What a worker is asked to do for an outbox: bits of ObixOutbox.work */
+#define OBIX_WORK_PREMAKE	0x01	/* partitions fall due */
+#define OBIX_WORK_FILL		0x02	/* suspect_from may be moved up */
+#define OBIX_WORK_RECOVER	0x04	/* rows went to DEFAULT */
+#define OBIX_WORK_NOTIFY	0x08	/* events were committed */
+
+/*
+ * Work that fails is tried again later, but what holds up one kind must not
+ * delay the other: readers wait for FILL.
+ */
+typedef enum ObixTroubleKind
+{
+	OBIX_TROUBLE_ROWS,			/* FILL and NOTIFY */
+	OBIX_TROUBLE_PARTITIONS,	/* PREMAKE and RECOVER */
+	OBIX_TROUBLE_KINDS
+} ObixTroubleKind;
+
+#define OBIX_ERROR_LENGTH	256
+
+typedef struct ObixTrouble
+{
+	int			failures;		/* since the last success */
+	TimestampTz retry_at;		/* when to try again, 0: no failure */
+	char		last_error[OBIX_ERROR_LENGTH];
+} ObixTrouble;
+
+/* The oldest sequence that a backend's transaction has in flight. */
+typedef struct ObixSlot
+{
+	dlist_node	node;			/* in ObixOutbox.in_flight while first > 0 */
+	int64		first;			/* 0: nothing in flight */
+	int			pid;			/* the backend */
+} ObixSlot;
+
+/*
+ * One outbox.  The key is written under both ObixShared.lock and lock, so
+ * holding either is enough to read it.  Everything else is protected by lock,
+ * but for the atomics and the condition variable.  Nothing but copying is
+ * done under the lock.
+ */
+typedef struct ObixOutbox
+{
+	LWLock	   *lock;
+
+	Oid			database;		/* key; InvalidOid: this entry is free */
+	Oid			relation;
+	int32		id;				/* obix.outbox.id, against oid reuse */
+
+	int64		next_sequence;	/* the next to allocate */
+	int64		suspect_from;	/* lowest that may be a hole, 0: none */
+	int64		suspect_to;		/* highest that may be a hole */
+	int64		undecided;		/* where a prepared transaction stopped the
+								 * last walk from suspect_from, 0: nowhere */
+	int64		premake_at;		/* allocating this asks for partitions */
+	dlist_head	in_flight;		/* slots in the order of their first */
+	int			in_flight_count;
+
+	/* how maintenance fares, for back-off and obix.outbox_status */
+	ObixTrouble troubles[OBIX_TROUBLE_KINDS];
+
+	pg_atomic_uint32 work;		/* OBIX_WORK_*: level, cleared by the worker
+								 * before it looks */
+	ConditionVariable moved;	/* broadcast when the high-water mark rises */
+
+	ObixSlot	slots[FLEXIBLE_ARRAY_MEMBER];	/* by MyProcNumber */
+} ObixOutbox;
+
+/* A consistent copy of the numbers of an outbox. */
+typedef struct ObixPosition
+{
+	int64		head;			/* highest sequence allocated, 0: none */
+	int64		frontier;		/* one less than the oldest in flight */
+	int64		high_water_mark;	/* lower bound of what can be read now */
+	int64		suspect_from;
+	int64		undecided;
+	int64		premake_at;
+	int			in_flight;
+	int			oldest_pid;		/* holder of the frontier, 0: none */
+} ObixPosition;
+
+/*
+ * A database worker.  The launcher takes a place before it starts one, and
+ * frees it when that has stopped.
+ */
+typedef struct ObixWorker
+{
+	Oid			database;		/* InvalidOid: the place is free */
+	int			pid;			/* 0 unless it is on duty */
+	Latch	   *latch;			/* NULL unless it is on duty */
+	bool		done;			/* it left of its own accord */
+} ObixWorker;
+
+#define OBIX_MAX_WORKERS	8
+
+extern void obix_shmem_request(void);
+extern void obix_shmem_startup(void);
+extern bool obix_is_preloaded(void);
+extern void obix_require_preload(void);
+
+/* directory */
+extern ObixOutbox *obix_find_outbox(Oid relation, int32 id);
+extern ObixOutbox *obix_make_outbox(Oid relation, int32 id, int64 head,
+									int64 resolved);
+extern void obix_free_outboxes(Oid database, Oid relation);
+extern ObixOutbox *obix_nth_outbox(int n);
+
+/* sequences */
+extern int64 obix_allocate(ObixOutbox *outbox, int64 count);
+extern void obix_accept(ObixOutbox *outbox, int64 sequence);
+extern void obix_release(ObixOutbox *outbox, bool leaves_hole, bool prepared,
+						 int64 last);
+extern void obix_suspect(ObixOutbox *outbox, int64 sequence);
+extern void obix_begin_walk(ObixOutbox *outbox, int64 *from, int64 *to);
+extern void obix_end_walk(ObixOutbox *outbox, int64 next, int64 undecided);
+extern bool obix_get_position(ObixOutbox *outbox, Oid relation, int32 id,
+							  ObixPosition *position);
+extern void obix_set_premake_at(ObixOutbox *outbox, int64 sequence);
+
+/* workers */
+extern void obix_request_work(ObixOutbox *outbox, uint32 work);
+extern bool obix_has_undecided(void);
+extern void obix_request_undecided(void);
+extern uint32 obix_due_work(ObixOutbox *outbox, TimestampTz now, Oid *database,
+							Oid *relation, TimestampTz *retry_at);
+extern void obix_take_work(ObixOutbox *outbox, uint32 work);
+extern void obix_set_launcher(Latch *latch);
+extern void obix_wake_launcher(void);
+extern int	obix_reserve_worker(Oid database);
+extern bool obix_free_worker(int place);
+extern bool obix_worker_on_duty(int place);
+extern Oid	obix_worker_database(int place);
+extern void obix_enter_worker(int place);
+extern void obix_leave_worker(int place, bool done);
+extern int	obix_worker_pid(Oid database);
+extern bool obix_record_failure(ObixOutbox *outbox, ObixTroubleKind kind,
+								const char *message, int max_delay);
+extern bool obix_record_success(ObixOutbox *outbox, ObixTroubleKind kind);
+extern void obix_get_trouble(ObixOutbox *outbox, ObixTroubleKind kind,
+							 ObixTrouble *trouble);
+
+#endif							/* OBIX_OUTBOX_H */

@@ -1,0 +1,497 @@
+/*-------------------------------------------------------------------------
+ *
+ * partition.c
+ *	  Making partitions ahead of the head.
+ *
+ * A partition is created by itself, with its index and trigger, before any lock
+ * on the outbox is taken; attaching an empty table then costs a millisecond.
+ *
+ * Attaching needs DEFAULT locked exclusively.  A row that a running INSERT has
+ * routed there by the bounds it began with would fail against the narrower
+ * bounds of DEFAULT, so attaching must not happen under a statement that may
+ * still reach the new range.  SHARE ROW EXCLUSIVE on the outbox excludes all of
+ * them, and waits for open transactions that have drawn.  Where such a one just
+ * idles, or is prepared, and the new range is further away than a whole
+ * partition, SHARE UPDATE EXCLUSIVE will do: what it runs next begins with the
+ * new bounds.
+ *
+ * Copyright (c) 2026, the obix authors
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/table.h"
+#include "access/xact.h"
+#include "catalog/heap.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_class.h"
+#include "commands/defrem.h"
+#include "commands/tablespace.h"
+#include "common/int.h"
+#include "executor/spi.h"
+#include "lib/stringinfo.h"
+#include "miscadmin.h"
+#include "parser/parser.h"
+#include "pgstat.h"
+#include "storage/bufmgr.h"
+#include "storage/lmgr.h"
+#include "storage/lock.h"
+#include "storage/proc.h"
+#include "storage/sinvaladt.h"
+#include "utils/backend_status.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/snapmgr.h"
+
+#include "bounds.h"
+#include "obix.h"
+#include "partition.h"
+#include "relation.h"
+
+/* Partitions to attach under one lock, and to make ahead in a rush, at most */
+#define MAX_ATTACH		8
+#define MAX_RUSH		64
+
+/* The name of the constraint that spares DEFAULT a scan */
+#define PROOF_NAME		"obix_proof"
+
+/*
+ * Run a utility statement.  Its text is made of keywords, numbers and quoted
+ * identifiers only.
+ */
+void
+obix_execute(const char *format,...)
+{
+	StringInfoData command;
+	int			result;
+
+	initStringInfo(&command);
+	for (;;)
+	{
+		va_list		args;
+		int			needed;
+
+		va_start(args, format);
+		needed = appendStringInfoVA(&command, format, args);
+		va_end(args);
+		if (needed == 0)
+			break;
+		enlargeStringInfo(&command, needed);
+	}
+
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "SPI_connect failed");
+	result = SPI_execute(command.data, false, 0);
+	if (result < 0)
+		elog(ERROR, "SPI_execute failed: %s", SPI_result_code_string(result));
+	SPI_finish();
+	pfree(command.data);
+}
+
+/* The qualified and quoted name of a relation. */
+char *
+obix_quote_relation(Oid relid)
+{
+	char	   *name = get_rel_name(relid);
+
+	if (name == NULL)
+		elog(ERROR, "cache lookup failed for relation %u", relid);
+	return quote_qualified_identifier(get_namespace_name(get_rel_namespace(relid)),
+									  name);
+}
+
+/*
+ * A name for a partition that is not in use: base_label, cut at a character
+ * boundary where it would be too long, with a number where it is taken.
+ */
+char *
+obix_free_name(const char *base, Oid namespace, const char *label)
+{
+	char	   *name = makeObjectName(base, NULL, label);
+
+	for (int i = 1; OidIsValid(get_relname_relid(name, namespace)); i++)
+	{
+		char	   *numbered = psprintf("%s_%d", label, i);
+
+		pfree(name);
+		name = makeObjectName(base, NULL, numbered);
+		pfree(numbered);
+	}
+	return name;
+}
+
+/*
+ * Create a table that can become a partition: like the outbox, with its
+ * indexes and constraints, in its schema and tablespace.  The caller acts as
+ * the owner.  Takes no lock on the outbox that excludes anybody.
+ */
+Oid
+obix_create_leaf(Oid parent, const char *name)
+{
+	Oid			namespace = get_rel_namespace(parent);
+	Oid			tablespace = get_rel_tablespace(parent);
+	char	   *quoted = quote_qualified_identifier(get_namespace_name(namespace),
+													name);
+	Relation	rel;
+	char		identity;
+
+	/*
+	 * Rows are only added, so what is worth a vacuum is a number of new rows
+	 * and not a share of the old ones: it sets visibility map and hint bits.
+	 */
+	obix_execute("CREATE TABLE %s (LIKE %s INCLUDING ALL EXCLUDING DEFAULTS"
+				 " EXCLUDING IDENTITY EXCLUDING STATISTICS EXCLUDING COMMENTS)"
+				 " WITH (autovacuum_vacuum_insert_threshold = 100000,"
+				 " autovacuum_vacuum_insert_scale_factor = 0)%s%s",
+				 quoted, obix_quote_relation(parent),
+				 OidIsValid(tablespace) ? " TABLESPACE " : "",
+				 OidIsValid(tablespace) ?
+				 quote_identifier(get_tablespace_name(tablespace)) : "");
+	obix_execute("CREATE TRIGGER %s BEFORE TRUNCATE ON %s"
+				 " FOR EACH STATEMENT EXECUTE FUNCTION obix.guard_truncate()",
+				 OBIX_TRUNCATE_NAME, quoted);
+	obix_execute("ALTER TABLE %s ENABLE ALWAYS TRIGGER %s",
+				 quoted, OBIX_TRUNCATE_NAME);
+
+	rel = table_open(parent, AccessShareLock);
+	identity = rel->rd_rel->relreplident;
+	table_close(rel, NoLock);
+	if (identity == REPLICA_IDENTITY_FULL)
+		obix_execute("ALTER TABLE %s REPLICA IDENTITY FULL", quoted);
+	else if (identity == REPLICA_IDENTITY_NOTHING)
+		obix_execute("ALTER TABLE %s REPLICA IDENTITY NOTHING", quoted);
+
+	return get_relname_relid(name, namespace);
+}
+
+/*
+ * Add a CHECK constraint to a table that the caller has proved and holds
+ * locked against any change.  Nothing is scanned.
+ */
+static void
+add_proved_check(Oid relid, const char *condition)
+{
+	Relation	rel = table_open(relid, AccessExclusiveLock);
+	List	   *parsed = raw_parser(condition, RAW_PARSE_PLPGSQL_EXPR);
+	SelectStmt *select = castNode(SelectStmt, linitial_node(RawStmt, parsed)->stmt);
+	Constraint *check = makeNode(Constraint);
+
+	check->contype = CONSTR_CHECK;
+	check->conname = pstrdup(PROOF_NAME);
+	check->location = -1;
+	check->raw_expr = linitial_node(ResTarget, select->targetList)->val;
+	check->skip_validation = true;
+	check->initially_valid = true;
+	(void) AddRelationNewConstraints(rel, NIL, list_make1(check),
+									 false, true, true, NULL);
+	table_close(rel, NoLock);
+	CommandCounterIncrement();
+}
+
+static char *
+bound_literal(int64 bound)
+{
+	return bound == OBIX_NO_UPPER ? pstrdup("MAXVALUE") :
+		psprintf("'" INT64_FORMAT "'", bound);
+}
+
+/*
+ * Attach a table as the partition of a range.  The caller acts as the owner,
+ * has locked the outbox, and has locked DEFAULT exclusively or detached it.
+ *
+ * DEFAULT must not be scanned under that lock.  If it has rows, that none is
+ * in the range is proved by its primary key; the proof is given as a CHECK.
+ * The same for the table itself, if it has rows.
+ */
+void
+obix_attach_range(Oid parent, Oid leaf, int64 lower, int64 upper)
+{
+	Relation	rel = table_open(parent, AccessShareLock);
+	Oid			default_relid = obix_default_leaf(rel);
+	bool		proved_default = false;
+	bool		proved_leaf = false;
+	Oid			relids[2];
+
+	table_close(rel, NoLock);
+	relids[0] = default_relid;
+	relids[1] = leaf;
+
+	for (int i = 0; i < 2; i++)
+	{
+		SnapshotData dirty;
+		int64		found;
+		bool		has_rows;
+		bool		excluded;
+
+		if (!OidIsValid(relids[i]))
+			continue;
+		rel = table_open(relids[i], AccessShareLock);
+		InitDirtySnapshot(dirty);
+		has_rows = RelationGetNumberOfBlocks(rel) > 0;
+		if (i == 0)
+			excluded = !obix_lowest_in(rel, &dirty, lower, upper, &found);
+		else
+			excluded = !obix_lowest_in(rel, &dirty, PG_INT64_MIN, lower, &found) &&
+				(upper == OBIX_NO_UPPER ||
+				 !obix_lowest_in(rel, &dirty, upper, PG_INT64_MAX, &found));
+		table_close(rel, NoLock);
+		if (!excluded)
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_IN_USE),
+					 errmsg("partition for sequence %lld of outbox \"%s\" cannot be attached",
+							(long long) lower, get_rel_name(parent)),
+					 errdetail("Sequence %lld has gone to partition \"%s\" meanwhile.",
+							   (long long) found, get_rel_name(relids[i])),
+					 errhint("Call obix.recover_default, or leave it to the worker.")));
+		if (!has_rows)
+			continue;
+		if (i == 0)
+			add_proved_check(relids[i],
+							 psprintf("sequence < '" INT64_FORMAT "'::pg_catalog.int8"
+									  " OR sequence >= '" INT64_FORMAT "'::pg_catalog.int8",
+									  lower, upper));
+		else
+			add_proved_check(relids[i],
+							 psprintf("sequence >= '" INT64_FORMAT "'::pg_catalog.int8"
+									  " AND sequence < '" INT64_FORMAT "'::pg_catalog.int8",
+									  lower, upper));
+		proved_default |= i == 0;
+		proved_leaf |= i == 1;
+	}
+
+	obix_execute("ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM ('" INT64_FORMAT "') TO (%s)",
+				 obix_quote_relation(parent), obix_quote_relation(leaf),
+				 lower, bound_literal(upper));
+	if (proved_default)
+		obix_execute("ALTER TABLE %s DROP CONSTRAINT " PROOF_NAME,
+					 obix_quote_relation(default_relid));
+	if (proved_leaf)
+		obix_execute("ALTER TABLE %s DROP CONSTRAINT " PROOF_NAME,
+					 obix_quote_relation(leaf));
+}
+
+/*
+ * Is every other transaction with a lock on the outbox that conflicts with
+ * SHARE ROW EXCLUSIVE prepared, or idle between two statements?
+ */
+static bool
+holders_are_idle(Oid parent)
+{
+	LOCKTAG		tag;
+	VirtualTransactionId *holders;
+	int			count;
+
+	SET_LOCKTAG_RELATION(tag, MyDatabaseId, parent);
+	holders = GetLockConflicts(&tag, ShareRowExclusiveLock, &count);
+
+	/* look at the sessions as they are now */
+	pgstat_clear_backend_activity_snapshot();
+	for (int i = 0; i < count; i++)
+	{
+		PGPROC	   *proc = NULL;
+		PgBackendStatus *status;
+
+		/* a prepared transaction keeps the virtual xid of its session */
+		if (holders[i].backendId != InvalidBackendId)
+			proc = BackendIdGetProc(holders[i].backendId);
+		if (proc == NULL || proc->lxid != holders[i].localTransactionId)
+			continue;
+		status = pgstat_fetch_stat_beentry(holders[i].backendId);
+		if (status == NULL || status->st_state != STATE_IDLEINTRANSACTION)
+			return false;
+	}
+	return true;
+}
+
+/*
+ * Lock an outbox so that a range can be attached, see at the top.  Returns
+ * whether holders_are_idle() has to hold when it is done.
+ */
+static bool
+lock_for_attach(Oid parent, Oid default_relid, bool far)
+{
+	bool		shared = false;
+
+	if (!ConditionalLockRelationOid(parent, ShareRowExclusiveLock))
+	{
+		shared = far && holders_are_idle(parent);
+		LockRelationOid(parent, shared ? ShareUpdateExclusiveLock :
+						ShareRowExclusiveLock);
+	}
+	if (OidIsValid(default_relid) &&
+		!ConditionalLockRelationOid(default_relid, AccessExclusiveLock))
+		ereport(ERROR,
+				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+				 errmsg("could not obtain lock on partition \"%s\"",
+						get_rel_name(default_relid)),
+				 errdetail("A transaction that has read or written it, perhaps by way of the outbox, is still open."),
+				 errhint("See blocking_pids in obix.outbox_status.")));
+	return shared;
+}
+
+/*
+ * Make count partitions of width sequences from lower on.  The caller acts as
+ * the owner and holds OBIX_MUTEX_PARTITIONS.  far: the range begins more than a
+ * partition above the head.  Returns how many were made: fewer where the
+ * sequences end.
+ */
+static int
+add_partitions(Oid parent, int64 lower, int64 width, int count, bool far)
+{
+	Oid		   *leaves = palloc(count * sizeof(Oid));
+	Oid			namespace = get_rel_namespace(parent);
+	Relation	rel;
+	Oid			default_relid;
+	int64		start;
+	bool		shared;
+
+	start = lower;
+	for (int i = 0; i < count; i++)
+	{
+		char		label[32];
+
+		snprintf(label, sizeof(label), "p" INT64_FORMAT, start);
+		leaves[i] = obix_create_leaf(parent,
+									 obix_free_name(get_rel_name(parent),
+													namespace, label));
+		if (pg_add_s64_overflow(start, width, &start))
+			count = i + 1;
+	}
+
+	rel = table_open(parent, AccessShareLock);
+	default_relid = obix_default_leaf(rel);
+	table_close(rel, NoLock);
+	shared = lock_for_attach(parent, default_relid, far);
+
+	start = lower;
+	for (int i = 0; i < count; i++)
+	{
+		int64		end;
+
+		if (pg_add_s64_overflow(start, width, &end))
+			end = OBIX_NO_UPPER;
+		obix_attach_range(parent, leaves[i], start, end);
+		start = end;
+	}
+
+	if (shared && !holders_are_idle(parent))
+		ereport(ERROR,
+				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+				 errmsg("could not attach a partition to outbox \"%s\" under a running statement",
+						get_rel_name(parent))));
+	return count;
+}
+
+/* The same for a new outbox, which nobody else knows. */
+int
+obix_add_partitions(Oid parent, int64 lower, int64 width, int count)
+{
+	return add_partitions(parent, lower, width, count, false);
+}
+
+/* Partitions above the one that holds a sequence. */
+static int
+partitions_above(Relation parent, const ObixLeaf *current)
+{
+	ObixLeaf	leaf = *current;
+	int			count = 0;
+
+	while (obix_next_leaf(parent, &leaf))
+		count += !leaf.is_default;
+	return count;
+}
+
+/*
+ * Make the partitions that are due ahead of the head, and say when to ask
+ * again.  Returns how many were made; what is due beyond a few is asked for
+ * again, so that the lock is short.
+ *
+ * Where events have gone to DEFAULT beyond the last partition, the new ones
+ * begin at the first boundary above the head and leave a gap, which recovery
+ * closes.
+ *
+ * In a rush, where the head has passed more than one boundary since we were
+ * asked, twice as many as it passed are kept ready.
+ */
+int
+obix_premake(Oid relid)
+{
+	ObixRegistryRow row;
+	ObixRelation *known;
+	ObixOutbox *shared;
+	ObixPosition position;
+	ObixIdentity saved;
+	ObixLeaf	current;
+	Relation	parent;
+	int64		next;
+	int64		lower;
+	int			due;
+	int			made = 0;
+
+	if (!obix_registry_find(relid, &row))
+		return 0;
+	obix_lock_mutex(row.id, OBIX_MUTEX_PARTITIONS);
+	obix_limit_lock_waits();
+	parent = obix_open(relid, AccessShareLock, &known);
+	if (obix_why_not_ready(parent) != NULL)
+	{
+		table_close(parent, NoLock);
+		return 0;
+	}
+	shared = obix_attach(parent, known);
+	obix_get_position(shared, relid, known->id, &position);
+	if (!obix_registry_find(relid, &row))
+		elog(ERROR, "could not find registry row of outbox %u", relid);
+
+	next = position.head + 1;
+	lower = obix_partitions_end(parent);
+	obix_find_leaf(parent, next, &current);
+	due = row.premake - partitions_above(parent, &current);
+	if (position.premake_at > 0 && next > position.premake_at)
+		due += Min(2 * ((next - position.premake_at) / row.partition_width),
+				   MAX_RUSH);
+
+	if (current.is_default && current.upper == OBIX_NO_UPPER)
+	{
+		int64		missing = (next - lower) / row.partition_width + 1;
+		bool		stranded = false;
+
+		if (OidIsValid(current.relid))
+		{
+			Relation	rel = table_open(current.relid, AccessShareLock);
+			SnapshotData dirty;
+			int64		found;
+
+			InitDirtySnapshot(dirty);
+			stranded = obix_lowest_in(rel, &dirty, lower, PG_INT64_MAX, &found);
+			table_close(rel, AccessShareLock);
+		}
+		if (!stranded)
+			due = Min(missing + due, INT_MAX / 2);
+		else if (pg_mul_s64_overflow(missing, row.partition_width, &missing) ||
+				 pg_add_s64_overflow(lower, missing, &lower))
+			due = 0;
+	}
+
+	if (due > 0 && lower != OBIX_NO_UPPER)
+	{
+		bool		far = lower - next > row.partition_width;
+		int			count = Min(due, MAX_ATTACH);
+
+		obix_become_owner(parent, &saved);
+		table_close(parent, NoLock);	/* ALTER TABLE wants it for itself */
+		made = add_partitions(relid, lower, row.partition_width, count, far);
+		obix_become_self(&saved);
+		parent = table_open(relid, NoLock);
+	}
+
+	if (due > MAX_ATTACH)
+		obix_request_work(shared, OBIX_WORK_PREMAKE);
+	obix_find_leaf(parent, next, &current);
+	obix_set_premake_at(shared, current.is_default ?
+						next + Min(row.partition_width, PG_INT64_MAX - next) :
+						current.upper);
+	table_close(parent, NoLock);
+	return made;
+}

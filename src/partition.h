@@ -1,0 +1,31 @@
+/*-------------------------------------------------------------------------
+ *
+ * partition.h
+ *	  Making partitions ahead of the head, and recovering DEFAULT.
+ *
+ * Copyright (c) 2026, the obix authors
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef OBIX_PARTITION_H
+#define OBIX_PARTITION_H
+
+#include "utils/rel.h"
+
+#include "registry.h"
+
+/* DDL as obix runs it */
+extern void obix_execute(const char *format,...) pg_attribute_printf(1, 2);
+extern char *obix_quote_relation(Oid relid);
+extern char *obix_free_name(const char *base, Oid namespace, const char *label);
+extern Oid	obix_create_leaf(Oid parent, const char *name);
+extern void obix_attach_range(Oid parent, Oid leaf, int64 lower, int64 upper);
+
+/* maintenance */
+extern int	obix_add_partitions(Oid parent, int64 lower, int64 width,
+								int count);
+extern int	obix_premake(Oid relid);
+extern int64 obix_recover(Oid relid, bool by_hand);
+extern int64 obix_stranded(Relation parent);
+
+#endif							/* OBIX_PARTITION_H */

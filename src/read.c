@@ -1,0 +1,633 @@
+/*-------------------------------------------------------------------------
+ *
+ * read.c
+ *	  Contiguous reads, and waiting for something to read.
+ *
+ * A reader needs nothing but the table: it delivers n+1 after n and stops at
+ * the first sequence that has no visible row.  Shared memory only tells it what
+ * kind of hole that is, and which holes a worker should look at.
+ *
+ * A reader's snapshot is older than anything that it learns later, so a hole
+ * is reported only if no row is there in any state; a row that is there now is
+ * for the next read.
+ *
+ * Copyright (c) 2026, the obix authors
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/detoast.h"
+#include "access/heaptoast.h"
+#include "access/table.h"
+#include "access/xlog.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "storage/proc.h"
+#include "tcop/pquery.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+#include "utils/portal.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+#include "utils/wait_event.h"
+
+#include "bounds.h"
+#include "registry.h"
+#include "relation.h"
+#include "removal.h"
+#include "uuid.h"
+
+/* How often a standby looks, and a primary while holes are undecided */
+#define STANDBY_POLL_MS		100
+#define SUSPECT_POLL_MS		1000
+
+PG_FUNCTION_INFO_V1(obix_read);
+PG_FUNCTION_INFO_V1(obix_wait);
+PG_FUNCTION_INFO_V1(obix_high_water_mark);
+
+/* Who reads from where to where */
+typedef struct ObixReader
+{
+	Relation	parent;
+	ObixRelation *known;
+	ObixOutbox *shared;			/* NULL on a standby, and during a restore */
+	Snapshot	snapshot;
+	Tuplestorestate *store;
+	TupleDesc	desc;
+	int64		expected;		/* the next sequence to deliver */
+	int64		events;			/* delivered */
+	int64		bytes;
+	int64		max_events;
+	int64		max_bytes;
+} ObixReader;
+
+/* Open an outbox for a user who may read all of it. */
+static Relation
+open_for_reading(Oid relid, const char *function, ObixRelation **known)
+{
+	Relation	parent = obix_open(relid, AccessShareLock, known);
+
+	obix_check_privilege(relid, ACL_SELECT);
+	obix_check_row_security(relid, function);
+	return parent;
+}
+
+/* The shared state of an outbox, NULL where it has none to read by. */
+static ObixOutbox *
+attach_for_reading(Relation parent, ObixRelation *known)
+{
+	if (RecoveryInProgress() || obix_why_not_ready(parent) != NULL)
+		return NULL;
+	return obix_attach(parent, known);
+}
+
+static int64
+resolved_of(Oid relid)
+{
+	ObixRegistryRow row;
+
+	return obix_registry_find(relid, &row) ? row.resolved : 0;
+}
+
+/* Is there a row of this sequence for this snapshot?  Its id, if id is given. */
+static bool
+has_row(Relation parent, Snapshot snapshot, int64 sequence, pg_uuid_t *id)
+{
+	ObixLeaf	leaf;
+	Relation	rel;
+	ObixScan	scan;
+	int64		found;
+	bool		exists;
+	bool		isnull;
+
+	obix_find_leaf(parent, sequence, &leaf);
+	if (!OidIsValid(leaf.relid))
+		return false;
+	rel = table_open(leaf.relid, AccessShareLock);
+	obix_begin_scan(&scan, rel, snapshot, sequence, sequence + 1,
+					ForwardScanDirection);
+	exists = obix_next_row(&scan, &found);
+	if (exists && id != NULL)
+		*id = *DatumGetUUIDP(slot_getattr(scan.slot, Anum_event_id, &isnull));
+	obix_end_scan(&scan);
+	table_close(rel, AccessShareLock);
+	return exists;
+}
+
+/* The first sequence that is not removed. */
+static int64
+oldest_kept(Relation parent, Snapshot snapshot, int64 resolved)
+{
+	int64		kept = resolved + 1;
+	int64		oldest;
+	ObixLeaf	leaf;
+
+	if (!obix_oldest_row(parent, snapshot, 1, &oldest))
+		oldest = PG_INT64_MAX;
+	while (kept < oldest && obix_is_removed(parent, kept, resolved))
+	{
+		obix_find_leaf(parent, kept, &leaf);
+		kept = leaf.upper;
+	}
+	return Min(kept, oldest);
+}
+
+static void
+report_removed(Relation parent, Snapshot snapshot, int64 sequence)
+{
+	int64		next;
+
+	if (obix_oldest_row(parent, snapshot, sequence, &next))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("position %lld is below the oldest kept event of outbox \"%s\"",
+						(long long) sequence - 1,
+						RelationGetRelationName(parent)),
+				 errdetail("Events from sequence %lld to %lld have been removed.",
+						   (long long) sequence, (long long) next - 1),
+				 errhint("To go on without them, read after %lld.",
+						 (long long) next - 1)));
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("position %lld is below the oldest kept event of outbox \"%s\"",
+					(long long) sequence - 1,
+					RelationGetRelationName(parent)),
+			 errdetail("Events from sequence %lld on have been removed.",
+					   (long long) sequence),
+			 errhint("To go on without them, read with after => NULL.")));
+}
+
+/* A position that this primary has never reached. */
+static void
+check_not_beyond(Relation parent, int64 after, int64 head)
+{
+	if (after > head)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("position %lld is beyond the head of outbox \"%s\"",
+						(long long) after, RelationGetRelationName(parent)),
+				 errdetail("The highest sequence allocated is %lld. Events that were read up to that position have been lost in a restore or a failover.",
+						   (long long) head),
+				 errhint("Compare what was read with what is there, and read from a position that both share.")));
+}
+
+/* The reader stopped at a sequence that it does not see. */
+static void
+look_into_hole(ObixReader *reader)
+{
+	Relation	parent = reader->parent;
+	int64		hole = reader->expected;
+	SnapshotData dirty;
+	ObixPosition position;
+
+	if (reader->shared != NULL)
+	{
+		obix_get_position(reader->shared, RelationGetRelid(parent),
+						  reader->known->id, &position);
+		if (hole > position.frontier)
+			return;				/* still to come */
+	}
+
+	/* with events in hand the next call finds out */
+	if (reader->events > 0)
+		return;
+
+	if (obix_is_removed(parent, hole, resolved_of(RelationGetRelid(parent))))
+		report_removed(parent, reader->snapshot, hole);
+
+	if (reader->shared == NULL)
+		return;
+	InitDirtySnapshot(dirty);
+	if (!has_row(parent, &dirty, hole, NULL))
+		obix_suspect(reader->shared, hole);
+}
+
+/*
+ * Deliver a row.  Returns false, and does not, if it would exceed max_bytes.
+ * Values stored out of line are fetched, since the lock that keeps them is
+ * released at return; compression is kept.
+ */
+static bool
+deliver(ObixReader *reader, TupleTableSlot *slot)
+{
+	int64		bytes = 0;
+	bool		external = false;
+
+	slot_getsomeattrs(slot, Natts_event);
+	for (int i = 0; i < Natts_event; i++)
+	{
+		int			length = TupleDescAttr(reader->desc, i)->attlen;
+
+		if (slot->tts_isnull[i])
+			continue;
+		if (length > 0)
+			bytes += length;
+		else
+		{
+			bytes += toast_raw_datum_size(slot->tts_values[i]);
+			external |= VARATT_IS_EXTERNAL(DatumGetPointer(slot->tts_values[i]));
+		}
+	}
+	if (reader->events > 0 && bytes > reader->max_bytes - reader->bytes)
+		return false;
+
+	if (!external && slot->tts_tupleDescriptor->natts == Natts_event)
+		tuplestore_puttupleslot(reader->store, slot);
+	else
+	{
+		Datum		values[Natts_event];
+
+		for (int i = 0; i < Natts_event; i++)
+		{
+			values[i] = slot->tts_values[i];
+			if (!slot->tts_isnull[i] &&
+				TupleDescAttr(reader->desc, i)->attlen == -1 &&
+				VARATT_IS_EXTERNAL(DatumGetPointer(values[i])))
+				values[i] = PointerGetDatum(detoast_external_attr((struct varlena *)
+																  DatumGetPointer(values[i])));
+		}
+		tuplestore_putvalues(reader->store, reader->desc, values,
+							 slot->tts_isnull);
+	}
+	reader->bytes += bytes;
+	reader->events++;
+	return true;
+}
+
+/*
+ * Deliver the rows of one leaf from the expected on.  Returns whether to go on
+ * in the next leaf.
+ */
+static bool
+read_leaf(ObixReader *reader, const ObixLeaf *leaf)
+{
+	Relation	rel;
+	ObixScan	scan;
+	MemoryContext context;
+	MemoryContext old;
+	int64		sequence;
+	bool		full = false;
+
+	if (!OidIsValid(leaf->relid))
+	{
+		look_into_hole(reader);
+		return false;
+	}
+
+	rel = table_open(leaf->relid, AccessShareLock);
+	obix_check_columns(rel);
+	context = AllocSetContextCreate(CurrentMemoryContext, "obix read",
+									ALLOCSET_DEFAULT_SIZES);
+	obix_begin_scan(&scan, rel, reader->snapshot, reader->expected, leaf->upper,
+					ForwardScanDirection);
+
+	while (!full && obix_next_row(&scan, &sequence) &&
+		   sequence == reader->expected)
+	{
+		CHECK_FOR_INTERRUPTS();
+		old = MemoryContextSwitchTo(context);
+		full = !deliver(reader, scan.slot);
+		MemoryContextSwitchTo(old);
+		MemoryContextReset(context);
+		if (full)
+			break;
+		reader->expected++;
+		full = reader->events == reader->max_events;
+	}
+
+	obix_end_scan(&scan);
+	MemoryContextDelete(context);
+	table_close(rel, AccessShareLock);
+
+	if (full)
+		return false;
+	if (reader->expected < leaf->upper)
+	{
+		look_into_hole(reader);
+		return false;
+	}
+	return true;
+}
+
+/*
+ * obix.read(outbox, after, max_events, max_bytes, after_id)
+ *
+ * Locks are released at return: a client that keeps its transaction open does
+ * not hold up maintenance.
+ */
+Datum
+obix_read(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
+	ObixReader	reader = {0};
+	ObixPosition position;
+	ObixLeaf	leaf;
+	Oid			relid;
+	int64		after;
+
+	for (int i = 0; i < 4; i++)
+	{
+		static const char *const names[] = {"outbox", NULL, "max_events", "max_bytes"};
+
+		if (names[i] != NULL && PG_ARGISNULL(i))
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("%s must not be null", names[i])));
+	}
+	relid = PG_GETARG_OID(0);
+	after = PG_ARGISNULL(1) ? -1 : PG_GETARG_INT64(1);
+	reader.max_events = PG_GETARG_INT32(2);
+	reader.max_bytes = PG_GETARG_INT64(3);
+	if ((!PG_ARGISNULL(1) && after < 0) || after == PG_INT64_MAX)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("position %lld is out of range", (long long) after),
+				 errhint("The position before the first event is 0; after => NULL reads from the oldest kept.")));
+	if (reader.max_events < 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("max_events must be at least 1")));
+	if (reader.max_bytes < 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("max_bytes must be at least 1")));
+	if (!PG_ARGISNULL(4) && PG_ARGISNULL(1))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("after_id needs a position"),
+				 errhint("Give the position of the event in after.")));
+
+	InitMaterializedSRF(fcinfo, 0);
+	reader.store = result->setResult;
+	reader.desc = result->setDesc;
+	reader.snapshot = GetActiveSnapshot();
+	reader.parent = open_for_reading(relid, "obix.read", &reader.known);
+	reader.shared = attach_for_reading(reader.parent, reader.known);
+
+	if (PG_ARGISNULL(1))
+		after = oldest_kept(reader.parent, reader.snapshot,
+							resolved_of(relid)) - 1;
+	else if (reader.shared != NULL)
+	{
+		obix_get_position(reader.shared, relid, reader.known->id, &position);
+		check_not_beyond(reader.parent, after, position.head);
+	}
+	reader.expected = after + 1;
+
+	if (!PG_ARGISNULL(4))
+	{
+		pg_uuid_t	id;
+		bool		exists = has_row(reader.parent, reader.snapshot, after, &id);
+
+		if (!exists && reader.shared == NULL &&
+			after > resolved_of(relid))
+		{
+			/* a standby that has not got so far yet */
+			table_close(reader.parent, AccessShareLock);
+			return (Datum) 0;
+		}
+		if (!exists || memcmp(&id, PG_GETARG_UUID_P(4), sizeof(id)) != 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("event %lld of outbox \"%s\" does not have the expected id",
+							(long long) after,
+							RelationGetRelationName(reader.parent)),
+					 exists ?
+					 errdetail("Its id is %s: history has diverged in a restore or a failover.",
+							   DatumGetCString(DirectFunctionCall1(uuid_out, UUIDPGetDatum(&id)))) :
+					 errdetail("There is no event at that position."),
+					 errhint("Compare what was read with what is there, and read from a position that both share.")));
+	}
+
+	obix_find_leaf(reader.parent, reader.expected, &leaf);
+	while (read_leaf(&reader, &leaf) && obix_next_leaf(reader.parent, &leaf))
+		;
+
+	table_close(reader.parent, AccessShareLock);
+	return (Datum) 0;
+}
+
+/* The last of the contiguous visible rows from a sequence on, or one less. */
+static int64
+walk_visible(Relation parent, Snapshot snapshot, int64 from, int64 to)
+{
+	ObixLeaf	leaf;
+	int64		expected = from;
+
+	obix_find_leaf(parent, expected, &leaf);
+	do
+	{
+		Relation	rel;
+		ObixScan	scan;
+		int64		sequence;
+		int64		upper = to < leaf.upper ? to + 1 : leaf.upper;
+
+		if (!OidIsValid(leaf.relid))
+			break;
+		rel = table_open(leaf.relid, AccessShareLock);
+		obix_begin_scan(&scan, rel, snapshot, expected, upper,
+						ForwardScanDirection);
+		while (obix_next_row(&scan, &sequence) && sequence == expected)
+		{
+			CHECK_FOR_INTERRUPTS();
+			expected++;
+		}
+		obix_end_scan(&scan);
+		table_close(rel, AccessShareLock);
+		if (expected < leaf.upper)
+			break;
+	} while (obix_next_leaf(parent, &leaf));
+
+	return expected - 1;
+}
+
+/*
+ * obix.high_water_mark(outbox): exact, also while holes have yet to be dealt
+ * with, for then the table is asked.
+ */
+Datum
+obix_high_water_mark(PG_FUNCTION_ARGS)
+{
+	Oid			relid = PG_GETARG_OID(0);
+	ObixRelation *known;
+	Relation	parent = open_for_reading(relid, "obix.high_water_mark", &known);
+	ObixOutbox *shared = attach_for_reading(parent, known);
+	ObixPosition position;
+	int64		mark;
+
+	position.frontier = PG_INT64_MAX - 1;
+	position.high_water_mark = 0;
+	if (shared != NULL)
+		obix_get_position(shared, relid, known->id, &position);
+	else
+		position.high_water_mark = resolved_of(relid);
+
+	mark = position.high_water_mark;
+	if (mark < position.frontier)
+	{
+		Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+
+		mark = walk_visible(parent, snapshot, mark + 1, position.frontier);
+		UnregisterSnapshot(snapshot);
+	}
+	table_close(parent, AccessShareLock);
+	PG_RETURN_INT64(mark);
+}
+
+/*
+ * Give up the snapshot that CALL holds, or error out if the transaction keeps
+ * one.
+ */
+static void
+drop_snapshot(void)
+{
+	if (ActivePortal != NULL && ActivePortal->portalSnapshot != NULL &&
+		ActiveSnapshotSet() &&
+		GetActiveSnapshot() == ActivePortal->portalSnapshot)
+	{
+		ActivePortal->portalSnapshot = NULL;
+		PopActiveSnapshot();
+	}
+	InvalidateCatalogSnapshot();
+	if (HaveRegisteredOrActiveSnapshot())
+		ereport(ERROR,
+				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
+				 errmsg("cannot wait while the transaction keeps a snapshot"),
+				 errdetail("An old snapshot would hold back VACUUM for as long as it waits."),
+				 errhint("Call obix.wait by itself, under READ COMMITTED, with no cursor open and not from within a function.")));
+}
+
+/* Is the next row visible to a new snapshot? */
+static bool
+next_is_visible(Oid relid, int64 after)
+{
+	ObixRelation *known;
+	Relation	parent;
+	bool		visible;
+
+	PushActiveSnapshot(GetTransactionSnapshot());
+	parent = obix_open(relid, AccessShareLock, &known);
+	visible = has_row(parent, GetActiveSnapshot(), after + 1, NULL);
+	table_close(parent, AccessShareLock);
+	PopActiveSnapshot();
+	InvalidateCatalogSnapshot();
+	return visible;
+}
+
+/* Milliseconds of the argument, capped at what a timer can take. */
+static long
+get_timeout(Interval *timeout)
+{
+	double		ms = timeout->time / 1000.0 +
+		((double) timeout->month * DAYS_PER_MONTH + timeout->day) * SECS_PER_DAY * 1000.0;
+
+	if (ms < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("timeout must not be negative")));
+	return (long) Min(ms, INT_MAX);
+}
+
+/*
+ * CALL obix.wait(outbox, after, timeout)
+ *
+ * Sleeps on the condition variable of the outbox.  Where shared memory cannot
+ * tell, on a standby and while holes have yet to be dealt with, the table is
+ * looked at now and then, so a waiter does not depend on any worker.
+ */
+Datum
+obix_wait(PG_FUNCTION_ARGS)
+{
+	static const char *const names[] = {"outbox", "after", "timeout"};
+	Oid			relid;
+	int64		after;
+	long		timeout;
+	TimestampTz end;
+	ObixRelation *known;
+	Relation	parent;
+	ObixOutbox *shared;
+	int32		id;
+	bool		dropped = false;
+
+	for (int i = 0; i < lengthof(names); i++)
+	{
+		if (PG_ARGISNULL(i))
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("%s must not be null", names[i])));
+	}
+	relid = PG_GETARG_OID(0);
+	after = PG_GETARG_INT64(1);
+	timeout = get_timeout(PG_GETARG_INTERVAL_P(2));
+	if (after < 0 || after == PG_INT64_MAX)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("position %lld is out of range", (long long) after),
+				 errhint("The position before the first event is 0.")));
+	end = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), timeout);
+
+	parent = open_for_reading(relid, "obix.wait", &known);
+	shared = attach_for_reading(parent, known);
+	id = known->id;
+	if (shared != NULL)
+	{
+		ObixPosition position;
+
+		obix_get_position(shared, relid, id, &position);
+		check_not_beyond(parent, after, position.head);
+	}
+	table_close(parent, AccessShareLock);
+
+	for (;;)
+	{
+		ObixPosition position = {0};
+		long		left;
+
+		CHECK_FOR_INTERRUPTS();
+
+		/* join the queue before looking, lest a wake-up come in between */
+		if (shared != NULL)
+		{
+			ConditionVariablePrepareToSleep(&shared->moved);
+			if (!obix_get_position(shared, relid, id, &position))
+				ereport(ERROR,
+						(errcode(ERRCODE_UNDEFINED_TABLE),
+						 errmsg("the outbox was dropped while waiting for it")));
+			if (position.high_water_mark > after)
+				break;
+		}
+
+		left = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), end);
+		if (left <= 0)
+			break;
+
+		if (!dropped)
+			drop_snapshot();
+		dropped = true;
+
+		if (shared == NULL || position.suspect_from != 0)
+		{
+			if (next_is_visible(relid, after))
+				break;
+			left = Min(left, shared == NULL ? STANDBY_POLL_MS : SUSPECT_POLL_MS);
+		}
+
+		if (shared != NULL)
+			ConditionVariableTimedSleep(&shared->moved, left, PG_WAIT_EXTENSION);
+		else
+		{
+			(void) WaitLatch(MyLatch,
+							 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+							 left, PG_WAIT_EXTENSION);
+			ResetLatch(MyLatch);
+			if (!RecoveryInProgress())
+				break;			/* promoted: begin anew */
+		}
+	}
+	ConditionVariableCancelSleep();
+	if (dropped)
+		EnsurePortalSnapshotExists();
+
+	PG_RETURN_VOID();
+}

@@ -1,0 +1,338 @@
+/*-------------------------------------------------------------------------
+ *
+ * recover.c
+ *	  Recovering stranded rows, by making DEFAULT a proper partition.
+ *
+ * Nothing is moved: DEFAULT is detached, attached again for the gap that its
+ * rows are in, and an empty table takes its place.  That its rows are all in
+ * that gap is proved by its primary key under the lock, so nothing is scanned,
+ * and logical decoding sees no row twice.
+ *
+ * The outbox is locked first, exclusively: so no publisher is on its way to
+ * DEFAULT, and no reader sees the rows of one place gone and those of the other
+ * not yet there.
+ *
+ * Copyright (c) 2026, the obix authors
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/table.h"
+#include "access/xact.h"
+#include "common/int.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/snapmgr.h"
+
+#include "bounds.h"
+#include "insert.h"
+#include "partition.h"
+#include "relation.h"
+
+/* Stranded rows that the worker moves, where they are in several gaps */
+#define MAX_MOVED		10000
+
+/* Stranded rows between two partitions */
+typedef struct ObixGap
+{
+	int64		lower;			/* bounds of the gap */
+	int64		upper;
+	int64		first;			/* its rows */
+	int64		last;
+} ObixGap;
+
+#define GAP_ROWS(gap)	((gap)->last - (gap)->first + 1)
+
+/*
+ * The gaps in which DEFAULT has rows, in any state but rolled back: a list of
+ * ObixGap.
+ */
+static List *
+find_gaps(Relation parent)
+{
+	Oid			relid = obix_default_leaf(parent);
+	List	   *gaps = NIL;
+	SnapshotData dirty;
+	Relation	rel;
+	int64		from = PG_INT64_MIN;
+	int64		first;
+
+	if (!OidIsValid(relid))
+		return NIL;
+	InitDirtySnapshot(dirty);
+	rel = table_open(relid, AccessShareLock);
+	while (obix_lowest_in(rel, &dirty, from, PG_INT64_MAX, &first))
+	{
+		ObixGap    *gap = palloc(sizeof(ObixGap));
+		ObixLeaf	leaf;
+
+		CHECK_FOR_INTERRUPTS();
+		obix_find_leaf(parent, first, &leaf);
+		gap->lower = leaf.lower;
+		gap->upper = leaf.upper;
+		gap->first = gap->last = first;
+		(void) obix_highest_in(rel, &dirty, first, leaf.upper, &gap->last);
+		gaps = lappend(gaps, gap);
+		if (leaf.upper == OBIX_NO_UPPER)
+			break;
+		from = leaf.upper;
+	}
+	table_close(rel, AccessShareLock);
+	return gaps;
+}
+
+/*
+ * How many sequences are stranded, counting from the first to the last row in
+ * each gap.
+ */
+int64
+obix_stranded(Relation parent)
+{
+	int64		count = 0;
+	ListCell   *cell;
+
+	foreach(cell, find_gaps(parent))
+		count += GAP_ROWS((ObixGap *) lfirst(cell));
+	return count;
+}
+
+/*
+ * The range of the partition that a gap becomes: the gap, or above the last
+ * partition up to the first boundary above everything allocated.
+ */
+static void
+choose_range(const ObixGap *gap, int64 head, int64 width,
+			 int64 *lower, int64 *upper)
+{
+	int64		last = Max(head, gap->last);
+	int64		widths;
+
+	*lower = gap->lower;
+	if (*lower == OBIX_NO_LOWER)
+		*lower = Min(gap->first, gap->first < width ? 0 : gap->first);
+	*upper = gap->upper;
+	if (*upper != OBIX_NO_UPPER)
+		return;
+	widths = (last - *lower) / width + 1;
+	if (pg_mul_s64_overflow(widths, width, &widths) ||
+		pg_add_s64_overflow(*lower, widths, upper))
+		*upper = OBIX_NO_UPPER;
+}
+
+/* Move the rows of a gap out of DEFAULT into a table of their own. */
+static Oid
+move_rows(Oid parent, Oid default_relid, const ObixGap *gap, int64 lower)
+{
+	char		label[32];
+	Oid			leaf;
+
+	snprintf(label, sizeof(label), "p" INT64_FORMAT, lower);
+	leaf = obix_create_leaf(parent,
+							obix_free_name(get_rel_name(parent),
+										   get_rel_namespace(parent), label));
+	obix_execute("INSERT INTO %s SELECT * FROM ONLY %s WHERE sequence >= '" INT64_FORMAT
+				 "' AND sequence <= '" INT64_FORMAT "'",
+				 obix_quote_relation(leaf), obix_quote_relation(default_relid),
+				 gap->first, gap->last);
+	obix_execute("DELETE FROM ONLY %s WHERE sequence >= '" INT64_FORMAT
+				 "' AND sequence <= '" INT64_FORMAT "'",
+				 obix_quote_relation(default_relid), gap->first, gap->last);
+	return leaf;
+}
+
+static void
+rename_relation(Oid relid, char *name)
+{
+	char		kind = get_rel_relkind(relid);
+
+	obix_execute("ALTER %s %s RENAME TO %s",
+				 kind == RELKIND_INDEX ? "INDEX" : "TABLE",
+				 obix_quote_relation(relid), quote_identifier(name));
+}
+
+static Oid
+primary_key_of(Oid relid)
+{
+	Relation	rel = table_open(relid, AccessShareLock);
+	Oid			index;
+
+	RelationGetIndexList(rel);	/* sets rd_pkindex */
+	index = rel->rd_pkindex;
+	table_close(rel, NoLock);
+	return index;
+}
+
+/* Put a table, and its primary key, in the place of another in the schema. */
+static void
+rename_leaf(Oid relid, const char *name, const char *index_name)
+{
+	Oid			index = primary_key_of(relid);
+
+	rename_relation(relid, pstrdup(name));
+	if (OidIsValid(index))
+		rename_relation(index, pstrdup(index_name));
+}
+
+/*
+ * Make DEFAULT the partition of its largest gap, and an empty table DEFAULT.
+ * The caller acts as the owner and has the locks.
+ */
+static void
+promote(Oid parent, Oid old_default, Oid new_default, List *gaps,
+		const ObixGap *largest, int64 head, int64 width)
+{
+	Oid			namespace = get_rel_namespace(parent);
+	char	   *default_name = get_rel_name(old_default);
+	char	   *default_index = get_rel_name(primary_key_of(old_default));
+	char		label[32];
+	char	   *name;
+	Oid		   *leaves = palloc(list_length(gaps) * sizeof(Oid));
+	int64		lower;
+	int64		upper;
+
+	for (int i = 0; i < list_length(gaps); i++)
+	{
+		ObixGap    *gap = list_nth(gaps, i);
+
+		if (gap == largest)
+			continue;
+		choose_range(gap, head, width, &lower, &upper);
+		leaves[i] = move_rows(parent, old_default, gap, lower);
+	}
+
+	choose_range(largest, head, width, &lower, &upper);
+	snprintf(label, sizeof(label), "p" INT64_FORMAT, lower);
+	name = obix_free_name(get_rel_name(parent), namespace, label);
+
+	obix_execute("ALTER TABLE %s DETACH PARTITION %s",
+				 obix_quote_relation(parent), obix_quote_relation(old_default));
+	rename_leaf(old_default, name, obix_free_name(name, namespace, "pkey"));
+	rename_leaf(new_default, default_name, default_index);
+	obix_attach_range(parent, old_default, lower, upper);
+
+	for (int i = 0; i < list_length(gaps); i++)
+	{
+		ObixGap    *gap = list_nth(gaps, i);
+
+		if (gap == largest)
+			continue;
+		choose_range(gap, head, width, &lower, &upper);
+		obix_attach_range(parent, leaves[i], lower, upper);
+	}
+	obix_execute("ALTER TABLE %s ATTACH PARTITION %s DEFAULT",
+				 obix_quote_relation(parent), obix_quote_relation(new_default));
+}
+
+/* The same, with the guard looking on. */
+static void
+promote_unguarded(Oid parent, Oid old_default, Oid new_default, List *gaps,
+				  const ObixGap *largest, int64 head, int64 width)
+{
+	obix_guard_suspended = true;
+	PG_TRY();
+	{
+		promote(parent, old_default, new_default, gaps, largest, head, width);
+	}
+	PG_FINALLY();
+	{
+		obix_guard_suspended = false;
+	}
+	PG_END_TRY();
+}
+
+/*
+ * Bring stranded rows into proper partitions.  Returns how many there were,
+ * see obix_stranded().  Unless by hand, does not move more than a few rows.
+ *
+ * Locks: the mutex, then the outbox exclusively, waiting for both; DEFAULT
+ * without waiting.
+ */
+int64
+obix_recover(Oid relid, bool by_hand)
+{
+	ObixRegistryRow row;
+	ObixRelation *known;
+	ObixOutbox *shared;
+	ObixPosition position;
+	ObixIdentity saved;
+	Relation	parent;
+	Oid			old_default;
+	Oid			new_default;
+	List	   *gaps;
+	ObixGap    *largest = NULL;
+	int64		count = 0;
+	ListCell   *cell;
+
+	if (!obix_registry_find(relid, &row))
+		return 0;
+	obix_lock_mutex(row.id, OBIX_MUTEX_PARTITIONS);
+	obix_limit_lock_waits();
+	parent = obix_open(relid, AccessShareLock, &known);
+	if (obix_why_not_ready(parent) != NULL || find_gaps(parent) == NIL)
+	{
+		table_close(parent, NoLock);
+		return 0;
+	}
+	shared = obix_attach(parent, known);
+
+	/* all that can be done before locking anybody out */
+	obix_become_owner(parent, &saved);
+	old_default = obix_default_leaf(parent);
+	table_close(parent, NoLock);
+	new_default = obix_create_leaf(relid,
+								   obix_free_name(get_rel_name(relid),
+												  get_rel_namespace(relid),
+												  "default"));
+
+	LockRelationOid(relid, AccessExclusiveLock);
+	if (!ConditionalLockRelationOid(old_default, AccessExclusiveLock))
+		ereport(ERROR,
+				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+				 errmsg("could not obtain lock on partition \"%s\"",
+						get_rel_name(old_default)),
+				 errdetail("A transaction that has read or written it, perhaps by way of the outbox, is still open."),
+				 errhint("See blocking_pids in obix.outbox_status.")));
+
+	parent = table_open(relid, NoLock);
+	if (obix_default_leaf(parent) != old_default)
+		ereport(ERROR,
+				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+				 errmsg("DEFAULT partition of outbox \"%s\" was replaced concurrently",
+						RelationGetRelationName(parent))));
+	obix_get_position(shared, relid, known->id, &position);
+	gaps = find_gaps(parent);
+	table_close(parent, NoLock);	/* ALTER TABLE wants it for itself */
+
+	foreach(cell, gaps)
+	{
+		ObixGap    *gap = lfirst(cell);
+
+		count += GAP_ROWS(gap);
+		if (largest == NULL || GAP_ROWS(gap) > GAP_ROWS(largest))
+			largest = gap;
+	}
+	if (largest == NULL)
+	{
+		obix_execute("DROP TABLE %s", obix_quote_relation(new_default));
+		obix_become_self(&saved);
+		return 0;
+	}
+	if (!by_hand && count - GAP_ROWS(largest) > MAX_MOVED)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_IN_USE),
+				 errmsg("stranded rows of outbox \"%s\" are in several gaps between partitions",
+						get_rel_name(relid)),
+				 errdetail("%lld rows would have to be moved.",
+						   (long long) (count - GAP_ROWS(largest))),
+				 errhint("Call obix.recover_default when writers can wait for it.")));
+
+	promote_unguarded(relid, old_default, new_default, gaps, largest,
+					  position.head, row.partition_width);
+
+	obix_become_self(&saved);
+	obix_request_work(shared, OBIX_WORK_PREMAKE);
+	return count;
+}

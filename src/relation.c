@@ -1,0 +1,416 @@
+/*-------------------------------------------------------------------------
+ *
+ * relation.c
+ *	  Opening an outbox: what it must look like, and attaching to its state.
+ *
+ * An outbox is an ordinary partitioned table, so its owner may do to it what
+ * ALTER TABLE can do.  What a direct insertion could not honour is therefore
+ * looked for here, once after every change of the relation, and refused by
+ * name.
+ *
+ * Copyright (c) 2026, the obix authors
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/table.h"
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "catalog/objectaddress.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_rewrite.h"
+#include "catalog/pg_trigger.h"
+#include "catalog/pg_type.h"
+#include "commands/trigger.h"
+#include "miscadmin.h"
+#include "nodes/value.h"
+#include "parser/parse_func.h"
+#include "rewrite/prs2lock.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/hsearch.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/rls.h"
+
+#include "bounds.h"
+#include "obix.h"
+#include "registry.h"
+#include "relation.h"
+#include "xact.h"
+
+/* Name and type of each column of an outbox */
+static const struct
+{
+	const char *name;
+	Oid			type;
+}			event_columns[Natts_event] =
+{
+	{"sequence", INT8OID},
+	{"id", UUIDOID},
+	{"type", TEXTOID},
+	{"key", TEXTOID},
+	{"payload", JSONBOID},
+	{"headers", JSONBOID},
+	{"recorded_at", TIMESTAMPTZOID},
+};
+
+static HTAB *relations = NULL;	/* of ObixRelation */
+
+/* Relation cache callback: forget what may have changed.  Raises nothing. */
+static void
+forget_relation(Datum arg, Oid relid)
+{
+	HASH_SEQ_STATUS status;
+	ObixRelation *known;
+
+	if (relations == NULL)
+		return;
+	if (OidIsValid(relid))
+	{
+		known = hash_search(relations, &relid, HASH_FIND, NULL);
+		if (known != NULL)
+			known->valid = known->publishable = false;
+		return;
+	}
+	hash_seq_init(&status, relations);
+	while ((known = hash_seq_search(&status)) != NULL)
+		known->valid = known->publishable = false;
+}
+
+void
+obix_relation_init(void)
+{
+	CacheRegisterRelcacheCallback(forget_relation, (Datum) 0);
+}
+
+/*
+ * What this session knows of a relation if nothing has changed since it
+ * looked, else NULL.  Takes no lock.
+ */
+ObixRelation *
+obix_remember(Oid relid)
+{
+	ObixRelation *known;
+
+	if (relations == NULL)
+		return NULL;
+	AcceptInvalidationMessages();
+	known = hash_search(relations, &relid, HASH_FIND, NULL);
+	return known != NULL && known->valid ? known : NULL;
+}
+
+/*
+ * What is known of a relation that the caller has open, looked up anew if it
+ * has changed; NULL if it is no outbox.
+ */
+ObixRelation *
+obix_get_relation(Relation parent)
+{
+	Oid			relid = RelationGetRelid(parent);
+	ObixRelation *known;
+	ObixRegistryRow row;
+	bool		found;
+
+	if (relations == NULL)
+	{
+		HASHCTL		ctl;
+
+		ctl.keysize = sizeof(Oid);
+		ctl.entrysize = sizeof(ObixRelation);
+		relations = hash_create("obix relations", 16, &ctl,
+								HASH_ELEM | HASH_BLOBS);
+	}
+
+	known = hash_search(relations, &relid, HASH_FIND, NULL);
+	if (known != NULL && known->valid)
+		return known;
+
+	if (parent->rd_rel->relkind != RELKIND_PARTITIONED_TABLE ||
+		!obix_registry_find(relid, &row))
+		return NULL;
+
+	known = hash_search(relations, &relid, HASH_ENTER, &found);
+	if (!found || known->id != row.id)
+		known->shared = NULL;
+	known->id = row.id;
+	known->publishable = false;
+	known->valid = true;
+	return known;
+}
+
+/*
+ * Open an outbox.  Errors out if the relation is none.
+ */
+Relation
+obix_open(Oid relid, LOCKMODE lockmode, ObixRelation **known)
+{
+	Relation	parent;
+
+	obix_require_preload();
+	parent = table_open(relid, lockmode);
+	*known = obix_get_relation(parent);
+	if (*known == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
+				 errmsg("\"%s\" is not an outbox",
+						RelationGetRelationName(parent)),
+				 errdetail("The table obix.outbox of this database does not list it."),
+				 errhint("Use obix.create_outbox to create an outbox.")));
+	return parent;
+}
+
+/*
+ * The shared state of an outbox, made on first use: the head is the highest
+ * row of the table, including those of prepared transactions, or the resolved
+ * position where that is higher; every sequence in between may be a hole.  The
+ * pointer is good while the caller holds its lock on the parent.
+ */
+ObixOutbox *
+obix_attach(Relation parent, ObixRelation *known)
+{
+	Oid			relid = RelationGetRelid(parent);
+	ObixOutbox *shared = known->shared;
+	ObixRegistryRow row;
+	const char *why;
+	int64		newest;
+
+	if (shared != NULL && shared->relation == relid &&
+		shared->id == known->id && shared->database == MyDatabaseId)
+		return shared;
+
+	shared = obix_find_outbox(relid, known->id);
+	if (shared == NULL)
+	{
+		if (RecoveryInProgress())
+			ereport(ERROR,
+					(errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
+					 errmsg("cannot use the shared state of outbox \"%s\" during recovery",
+							RelationGetRelationName(parent))));
+
+		why = obix_why_not_ready(parent);
+		if (why != NULL)
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("outbox \"%s\" is not complete",
+							RelationGetRelationName(parent)),
+					 errdetail("It has no %s.", why),
+					 errhint("If it is being restored, wait for the end; otherwise restore what it lacks.")));
+
+		newest = obix_newest_row(parent);
+		if (!obix_registry_find(relid, &row))
+			elog(ERROR, "could not find registry row of outbox %u", relid);
+		shared = obix_make_outbox(relid, row.id, Max(newest, row.resolved),
+								  row.resolved);
+		if (parent->rd_createSubid != InvalidSubTransactionId)
+			obix_xact_created(relid);
+	}
+	known->shared = shared;
+	return shared;
+}
+
+/*
+ * What an outbox lacks, NULL if nothing.  pg_dump makes the primary key after
+ * the data and the triggers last, so what a restore has not finished is not
+ * touched.
+ */
+const char *
+obix_why_not_ready(Relation parent)
+{
+	Oid			guard = obix_guard_oid();
+	TriggerDesc *triggers = parent->trigdesc;
+
+	RelationGetIndexList(parent);	/* sets rd_pkindex */
+	if (!OidIsValid(parent->rd_pkindex))
+		return "valid primary key";
+
+	for (int i = 0; triggers != NULL && i < triggers->numtriggers; i++)
+	{
+		if (triggers->triggers[i].tgfoid == guard &&
+			triggers->triggers[i].tgenabled != TRIGGER_DISABLED)
+			return NULL;
+	}
+	return "enabled trigger " OBIX_GUARD_NAME;
+}
+
+/* The oid of the function obix.guard(), InvalidOid without the extension. */
+Oid
+obix_guard_oid(void)
+{
+	List	   *name = list_make2(makeString("obix"), makeString("guard"));
+
+	return LookupFuncName(name, 0, NULL, true);
+}
+
+static char *
+rule_name(Oid rule)
+{
+	ObjectAddress address;
+
+	ObjectAddressSet(address, RewriteRelationId, rule);
+	return getObjectDescription(&address, false);
+}
+
+/*
+ * Error out unless an outbox or a partition of one begins with the columns of
+ * obix.event, which is how obix makes them.
+ */
+void
+obix_check_columns(Relation rel)
+{
+	TupleDesc	desc = RelationGetDescr(rel);
+
+	for (int i = 0; i < Natts_event; i++)
+	{
+		if (i < desc->natts && !TupleDescAttr(desc, i)->attisdropped &&
+			TupleDescAttr(desc, i)->atttypid == event_columns[i].type)
+			continue;
+		ereport(ERROR,
+				(errcode(ERRCODE_DATATYPE_MISMATCH),
+				 errmsg("column \"%s\" of outbox \"%s\" is not as obix made it",
+						event_columns[i].name, RelationGetRelationName(rel)),
+				 errdetail("It must be column %d and have type %s.", i + 1,
+						   format_type_be(event_columns[i].type)),
+				 errhint("Create a new outbox, and a table of its own for other data.")));
+	}
+}
+
+/*
+ * Error out if rows cannot be inserted directly into this relation, an outbox
+ * or a partition of one: name what would be passed over.  CHECK and NOT NULL
+ * are honoured.
+ */
+void
+obix_check_insertable(Relation rel)
+{
+	TupleDesc	desc = RelationGetDescr(rel);
+	TriggerDesc *triggers = rel->trigdesc;
+	Oid			guard = obix_guard_oid();
+
+	obix_check_columns(rel);
+	if (desc->natts > Natts_event)
+	{
+		Form_pg_attribute column = TupleDescAttr(desc, Natts_event);
+
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("cannot publish to outbox \"%s\" because of its column \"%s\"",
+						RelationGetRelationName(rel), NameStr(column->attname)),
+				 errdetail("An outbox to which obix.publish writes has the columns of obix.event, and never had others."),
+				 errhint("Put further data into payload or headers, or use INSERT.")));
+	}
+
+	for (int i = 0; triggers != NULL && i < triggers->numtriggers; i++)
+	{
+		Trigger    *trigger = &triggers->triggers[i];
+
+		if (trigger->tgfoid == guard ||
+			!TRIGGER_FOR_INSERT(trigger->tgtype) ||
+			trigger->tgenabled == TRIGGER_DISABLED)
+			continue;
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("cannot publish to outbox \"%s\" because of its %s \"%s\"",
+						RelationGetRelationName(rel),
+						OidIsValid(trigger->tgconstraint) ? "constraint" : "trigger",
+						OidIsValid(trigger->tgconstraint) ?
+						get_constraint_name(trigger->tgconstraint) : trigger->tgname),
+				 errdetail("Events are inserted at commit, when no trigger can fire any more."),
+				 errhint("Drop it, or use INSERT.")));
+	}
+
+	if (rel->rd_rules != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("cannot publish to outbox \"%s\" because of its %s",
+						RelationGetRelationName(rel),
+						rule_name(rel->rd_rules->rules[0]->ruleId)),
+				 errdetail("Events are inserted directly, past the rewriter."),
+				 errhint("Drop it, or use INSERT.")));
+}
+
+/* Error out unless the user has a table privilege on an outbox. */
+void
+obix_check_privilege(Oid relid, AclMode mode)
+{
+	AclResult	result = pg_class_aclcheck(relid, GetUserId(), mode);
+
+	if (result != ACLCHECK_OK)
+		aclcheck_error(result, OBJECT_TABLE, get_rel_name(relid));
+}
+
+/* Error out unless the user owns an outbox. */
+void
+obix_check_owner(Oid relid)
+{
+	if (!pg_class_ownercheck(relid, GetUserId()))
+		aclcheck_error(ACLCHECK_NOT_OWNER, OBJECT_TABLE, get_rel_name(relid));
+}
+
+/*
+ * Error out if row-level security applies to the user: a function that does
+ * not go through the rewriter can only pass over policies or refuse.
+ */
+void
+obix_check_row_security(Oid relid, const char *function)
+{
+	if (check_enable_rls(relid, InvalidOid, false) == RLS_ENABLED)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("cannot use %s on outbox \"%s\" because of row-level security",
+						function, get_rel_name(relid)),
+				 errdetail("Its policies apply to this role, and %s cannot honour them.",
+						   function),
+				 errhint("Use plain SQL on the table, or a role to which no policy applies.")));
+}
+
+/*
+ * Act as the owner of an outbox, as CREATE INDEX and VACUUM do: whatever runs
+ * on behalf of the table has its owner's rights only, finds nothing by way of
+ * a search_path, and cannot change that.  An error restores the identity by
+ * itself.
+ */
+void
+obix_become_owner(Relation parent, ObixIdentity *saved)
+{
+	GetUserIdAndSecContext(&saved->userid, &saved->sec_context);
+	SetUserIdAndSecContext(parent->rd_rel->relowner,
+						   saved->sec_context | SECURITY_RESTRICTED_OPERATION);
+	saved->nestlevel = NewGUCNestLevel();
+	(void) set_config_option("search_path", "pg_catalog, pg_temp",
+							 PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
+							 true, 0, false);
+	(void) set_config_option("default_tablespace", "",
+							 PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
+							 true, 0, false);
+}
+
+void
+obix_become_self(const ObixIdentity *saved)
+{
+	AtEOXact_GUC(false, saved->nestlevel);
+	SetUserIdAndSecContext(saved->userid, saved->sec_context);
+}
+
+/* The descriptor of obix.event, as rows are formed; lives for ever. */
+TupleDesc
+obix_event_desc(void)
+{
+	static TupleDesc event_desc = NULL;
+
+	if (event_desc == NULL)
+	{
+		MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
+		TupleDesc	desc = CreateTemplateTupleDesc(Natts_event);
+
+		for (int i = 0; i < Natts_event; i++)
+			TupleDescInitEntry(desc, i + 1, event_columns[i].name,
+							   event_columns[i].type, -1, 0);
+		event_desc = desc;
+		MemoryContextSwitchTo(old);
+	}
+	return event_desc;
+}

@@ -1,0 +1,299 @@
+/*-------------------------------------------------------------------------
+ *
+ * removal.c
+ *	  What follows when events, partitions or outboxes are removed.
+ *
+ * Three things must not happen: that a sequence is given out twice because the
+ * highest rows are gone, that placeholders are written for what was removed,
+ * and that a registry row or shared state outlives its outbox.  For the first
+ * two, whatever removes the highest rows raises the resolved position to the
+ * head in its own transaction.
+ *
+ * TRUNCATE is seen by statement triggers, on the outbox and on each leaf.
+ * Dropping and detaching are seen by object_access_hook rather than an event
+ * trigger: a leaf that is dropped or detached drops its clone of the guard, and
+ * that clone still tells which outbox it belonged to.  It also works where
+ * event triggers do not fire.
+ *
+ * Copyright (c) 2026, the obix authors
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "catalog/objectaccess.h"
+#include "catalog/partition.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_database.h"
+#include "catalog/pg_trigger.h"
+#include "commands/trigger.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "utils/fmgroids.h"
+#include "utils/lsyscache.h"
+#include "utils/snapmgr.h"
+
+#include "bounds.h"
+#include "insert.h"
+#include "registry.h"
+#include "relation.h"
+#include "removal.h"
+#include "xact.h"
+
+PG_FUNCTION_INFO_V1(obix_guard_truncate);
+
+static object_access_hook_type next_object_access_hook = NULL;
+
+/*
+ * Was a sequence that has no row removed, rather than abandoned or still to
+ * come?  So it is at or below the resolved position, and where a whole
+ * partition is missing: DEFAULT holds nothing in a gap below another partition,
+ * which never happens when events went there for want of one.
+ */
+bool
+obix_is_removed(Relation parent, int64 sequence, int64 resolved)
+{
+	ObixLeaf	leaf;
+	SnapshotData dirty;
+	Relation	rel;
+	int64		found;
+	bool		empty;
+
+	if (sequence <= resolved)
+		return true;
+
+	obix_find_leaf(parent, sequence, &leaf);
+	if (!leaf.is_default || leaf.upper == OBIX_NO_UPPER)
+		return false;
+	if (!OidIsValid(leaf.relid))
+		return true;
+
+	InitDirtySnapshot(dirty);
+	rel = table_open(leaf.relid, AccessShareLock);
+	empty = !obix_lowest_in(rel, &dirty, leaf.lower, leaf.upper, &found);
+	table_close(rel, AccessShareLock);
+	return empty;
+}
+
+/* The head of an outbox that the caller has locked. */
+static int64
+head_of(Relation parent, ObixRelation *known)
+{
+	ObixOutbox *shared = obix_find_outbox(RelationGetRelid(parent), known->id);
+	ObixPosition position;
+	ObixRegistryRow row;
+
+	if (shared != NULL)
+	{
+		obix_get_position(shared, RelationGetRelid(parent), known->id, &position);
+		return position.head;
+	}
+	if (!obix_registry_find(RelationGetRelid(parent), &row))
+		return 0;
+	return Max(row.resolved, obix_newest_row(parent));
+}
+
+/*
+ * All of an outbox is being emptied.  Its lock excludes every transaction that
+ * has sequences in flight, prepared ones included, but for our own.
+ */
+static void
+empty_outbox(Relation parent, ObixRelation *known)
+{
+	Oid			relid = RelationGetRelid(parent);
+	int64		head = head_of(parent, known);
+	ObixOutbox *shared = obix_find_outbox(relid, known->id);
+
+	obix_raise_resolved(relid, head, true);
+	if (shared != NULL)
+		obix_xact_walked(obix_xact(parent, shared), head + 1, 0);
+}
+
+/*
+ * One leaf is being emptied.  Its holes must not be taken for abandoned
+ * sequences afterwards, so there must not be any that may still be filled.
+ */
+static void
+empty_leaf(Relation parent, ObixRelation *known, Relation leaf)
+{
+	ObixPosition position;
+	ObixOutbox *shared = obix_attach(parent, known);
+	Oid			relid = RelationGetRelid(leaf);
+	SnapshotData dirty;
+	int64		highest;
+
+	InitDirtySnapshot(dirty);
+	if (!obix_highest_in(leaf, &dirty, PG_INT64_MIN, PG_INT64_MAX, &highest))
+		return;
+
+	obix_get_position(shared, RelationGetRelid(parent), known->id, &position);
+	if (obix_default_leaf(parent) == relid)
+		highest = position.head;
+	else
+	{
+		ObixLeaf	bounds;
+
+		obix_find_leaf(parent, highest, &bounds);
+		highest = Min(position.head, bounds.upper - 1);
+	}
+
+	if (highest > position.high_water_mark)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_IN_USE),
+				 errmsg("cannot truncate partition \"%s\" of outbox \"%s\" now",
+						RelationGetRelationName(leaf),
+						RelationGetRelationName(parent)),
+				 errdetail("Sequences up to %lld are in flight or may have been abandoned.",
+						   (long long) highest),
+				 errhint("Try again later, call obix.fill_gaps, or TRUNCATE the outbox.")));
+	obix_raise_resolved(RelationGetRelid(parent), highest, true);
+}
+
+/*
+ * obix.guard_truncate(): statement trigger BEFORE TRUNCATE.
+ */
+Datum
+obix_guard_truncate(PG_FUNCTION_ARGS)
+{
+	TriggerData *trigger = (TriggerData *) fcinfo->context;
+	Relation	rel;
+	Relation	parent;
+	ObixRelation *known;
+
+	if (!CALLED_AS_TRIGGER(fcinfo) ||
+		!TRIGGER_FIRED_BEFORE(trigger->tg_event) ||
+		!TRIGGER_FIRED_BY_TRUNCATE(trigger->tg_event))
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("function \"%s\" must be fired BEFORE TRUNCATE",
+						"obix.guard_truncate")));
+
+	obix_require_preload();
+	rel = trigger->tg_relation;
+	if (rel->rd_rel->relkind == RELKIND_PARTITIONED_TABLE)
+	{
+		known = obix_get_relation(rel);
+		if (known != NULL)
+			empty_outbox(rel, known);
+	}
+	else if (rel->rd_rel->relispartition)
+	{
+		parent = table_open(get_partition_parent(RelationGetRelid(rel), true),
+							AccessShareLock);
+		known = obix_get_relation(parent);
+
+		/* with the parent, its own trigger does the work */
+		if (known != NULL &&
+			!CheckRelationLockedByMe(parent, AccessExclusiveLock, true))
+			empty_leaf(parent, known, rel);
+		table_close(parent, NoLock);
+	}
+	return PointerGetDatum(NULL);
+}
+
+/*
+ * A leaf leaves its outbox, dropped or detached, and the outbox is locked
+ * exclusively.  If it takes the highest rows along, remember how far they went.
+ */
+static void
+lose_leaf(Oid leaf_relid, Oid parent_relid)
+{
+	Relation	parent = table_open(parent_relid, AccessShareLock);
+	Relation	leaf = table_open(leaf_relid, AccessShareLock);
+	ObixRelation *known = obix_get_relation(parent);
+	SnapshotData dirty;
+	int64		highest;
+	int64		above;
+
+	InitDirtySnapshot(dirty);
+	RelationGetIndexList(leaf);
+	if (known != NULL && OidIsValid(leaf->rd_pkindex) &&
+		obix_highest_in(leaf, &dirty, PG_INT64_MIN, PG_INT64_MAX, &highest) &&
+		!obix_oldest_row(parent, &dirty, highest + 1, &above))
+		obix_raise_resolved(parent_relid,
+							Max(highest, head_of(parent, known)), true);
+	table_close(leaf, NoLock);
+	table_close(parent, NoLock);
+}
+
+/* Read a row of pg_trigger; false if there is none. */
+static bool
+get_trigger(Oid trigger, Form_pg_trigger form)
+{
+	Relation	catalog = table_open(TriggerRelationId, AccessShareLock);
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	ScanKeyInit(&key, Anum_pg_trigger_oid, BTEqualStrategyNumber, F_OIDEQ,
+				ObjectIdGetDatum(trigger));
+	scan = systable_beginscan(catalog, TriggerOidIndexId, true, NULL, 1, &key);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple))
+		memcpy(form, GETSTRUCT(tuple), offsetof(FormData_pg_trigger, tgattr));
+	systable_endscan(scan);
+	table_close(catalog, AccessShareLock);
+	return HeapTupleIsValid(tuple);
+}
+
+/* A trigger is about to be dropped. */
+static void
+trigger_dropped(Oid trigger)
+{
+	FormData_pg_trigger form;
+	FormData_pg_trigger above;
+	Oid			guard = obix_guard_oid();
+
+	if (!OidIsValid(guard) || !get_trigger(trigger, &form) ||
+		form.tgfoid != guard)
+		return;
+	if (!OidIsValid(form.tgparentid))
+		obix_xact_dropped(MyDatabaseId, form.tgrelid);
+	else if (!obix_guard_suspended && get_trigger(form.tgparentid, &above))
+		lose_leaf(form.tgrelid, above.tgrelid);
+}
+
+/* A partitioned table is about to be dropped. */
+static void
+table_dropped(Oid relid)
+{
+	ObixRegistryRow row;
+
+	if (!obix_registry_find(relid, &row))
+		return;
+	obix_registry_delete(relid);
+	obix_xact_dropped(MyDatabaseId, relid);
+}
+
+/*
+ * object_access_hook
+ */
+static void
+on_object_access(ObjectAccessType access, Oid class, Oid object, int subid,
+				 void *arg)
+{
+	if (next_object_access_hook)
+		next_object_access_hook(access, class, object, subid, arg);
+
+	if (access != OAT_DROP || subid != 0)
+		return;
+	if (class == RelationRelationId)
+	{
+		if (get_rel_relkind(object) == RELKIND_PARTITIONED_TABLE)
+			table_dropped(object);
+	}
+	else if (class == TriggerRelationId)
+		trigger_dropped(object);
+	else if (class == DatabaseRelationId)
+		obix_xact_dropped(object, InvalidOid);
+}
+
+void
+obix_removal_init(void)
+{
+	next_object_access_hook = object_access_hook;
+	object_access_hook = on_object_access;
+}

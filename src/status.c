@@ -1,0 +1,131 @@
+/*-------------------------------------------------------------------------
+ *
+ * status.c
+ *	  What the status views show.
+ *
+ * Copyright (c) 2026, the obix authors
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/xlog.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "bounds.h"
+#include "partition.h"
+#include "relation.h"
+
+PG_FUNCTION_INFO_V1(obix_partitions);
+PG_FUNCTION_INFO_V1(obix_outbox_state);
+
+/*
+ * obix.partitions(outbox)
+ */
+Datum
+obix_partitions(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
+	ObixRelation *known;
+	Relation	parent;
+	ObixLeaf	leaf;
+	Oid			default_leaf;
+	Datum		values[3];
+	bool		isnull[3] = {false, false, false};
+
+	InitMaterializedSRF(fcinfo, 0);
+	parent = obix_open(PG_GETARG_OID(0), AccessShareLock, &known);
+
+	obix_find_leaf(parent, OBIX_NO_LOWER, &leaf);
+	do
+	{
+		if (leaf.is_default)
+			continue;
+		values[0] = ObjectIdGetDatum(leaf.relid);
+		values[1] = Int64GetDatum(leaf.lower);
+		values[2] = Int64GetDatum(leaf.upper);
+		tuplestore_putvalues(result->setResult, result->setDesc, values, isnull);
+	} while (obix_next_leaf(parent, &leaf));
+
+	default_leaf = obix_default_leaf(parent);
+	if (OidIsValid(default_leaf))
+	{
+		values[0] = ObjectIdGetDatum(default_leaf);
+		isnull[1] = isnull[2] = true;
+		tuplestore_putvalues(result->setResult, result->setDesc, values, isnull);
+	}
+	table_close(parent, AccessShareLock);
+	return (Datum) 0;
+}
+
+/*
+ * obix.outbox_state(outbox)
+ */
+Datum
+obix_outbox_state(PG_FUNCTION_ARGS)
+{
+	enum
+	{
+		HEAD, FRONTIER, HIGH_WATER_MARK, SUSPECT_FROM, UNDECIDED, IN_FLIGHT,
+		OLDEST_PID, RUNWAY, STRANDED, WORKER_PID, FAILURES, RETRY_AT, LAST_ERROR,
+		COLUMNS
+	};
+	Oid			relid = PG_GETARG_OID(0);
+	ObixRelation *known;
+	Relation	parent;
+	TupleDesc	desc;
+	Datum		values[COLUMNS];
+	bool		isnull[COLUMNS];
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+
+	memset(isnull, true, sizeof(isnull));
+	parent = obix_open(relid, AccessShareLock, &known);
+	if (obix_why_not_ready(parent) == NULL && !RecoveryInProgress())
+	{
+		ObixOutbox *shared = obix_attach(parent, known);
+		ObixPosition position;
+		int64		end;
+		int			pid = obix_worker_pid(MyDatabaseId);
+		ObixTrouble trouble;
+
+#define SET(column, datum) \
+		(values[column] = (datum), isnull[column] = false)
+
+		obix_get_position(shared, relid, known->id, &position);
+		SET(HEAD, Int64GetDatum(position.head));
+		SET(FRONTIER, Int64GetDatum(position.frontier));
+		SET(HIGH_WATER_MARK, Int64GetDatum(position.high_water_mark));
+		if (position.suspect_from != 0)
+			SET(SUSPECT_FROM, Int64GetDatum(position.suspect_from));
+		if (position.undecided != 0)
+			SET(UNDECIDED, Int64GetDatum(position.undecided));
+		SET(IN_FLIGHT, Int32GetDatum(position.in_flight));
+		if (position.oldest_pid != 0)
+			SET(OLDEST_PID, Int32GetDatum(position.oldest_pid));
+		end = obix_partitions_end(parent);
+		SET(RUNWAY, Int64GetDatum(Max(end - 1 - position.head, 0)));
+		SET(STRANDED, Int64GetDatum(obix_stranded(parent)));
+		if (pid != 0)
+			SET(WORKER_PID, Int32GetDatum(pid));
+		obix_get_trouble(shared, OBIX_TROUBLE_PARTITIONS, &trouble);
+		if (trouble.failures == 0)
+			obix_get_trouble(shared, OBIX_TROUBLE_ROWS, &trouble);
+		SET(FAILURES, Int32GetDatum(trouble.failures));
+		if (trouble.failures > 0)
+		{
+			SET(RETRY_AT, TimestampTzGetDatum(trouble.retry_at));
+			SET(LAST_ERROR, CStringGetTextDatum(trouble.last_error));
+		}
+#undef SET
+	}
+	table_close(parent, AccessShareLock);
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
+													  values, isnull)));
+}

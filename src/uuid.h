@@ -1,0 +1,18 @@
+/*-------------------------------------------------------------------------
+ *
+ * uuid.h
+ *	  Identifiers of events.
+ *
+ * Copyright (c) 2026, the obix authors
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef OBIX_UUID_H
+#define OBIX_UUID_H
+
+#include "utils/uuid.h"
+
+extern pg_uuid_t *obix_make_uuid(void);
+extern bool obix_uuid_is_nil(const pg_uuid_t *uuid);
+
+#endif							/* OBIX_UUID_H */

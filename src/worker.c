@@ -1,0 +1,416 @@
+/*-------------------------------------------------------------------------
+ *
+ * worker.c
+ *	  The worker of a database: does what is asked for its outboxes.
+ *
+ * It looks after all outboxes once when it starts, then does what it is asked
+ * for in shared memory, and leaves when nothing was asked for a while.  Each
+ * task is a transaction of its own, and one that fails is tried again later,
+ * so a bad outbox does not hold up the others.  While it waits for that, no
+ * worker need run: the launcher keeps the time.
+ *
+ * Copyright (c) 2026, the obix authors
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/table.h"
+#include "access/xact.h"
+#include "commands/async.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "storage/lmgr.h"
+#include "storage/procsignal.h"
+#include "tcop/tcopprot.h"
+#include "utils/guc.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+#include "utils/wait_event.h"
+
+#include "gapfill.h"
+#include "obix.h"
+#include "outbox.h"
+#include "partition.h"
+#include "registry.h"
+#include "relation.h"
+#include "worker.h"
+
+/* Longest delay before failed maintenance is tried again */
+#define MAX_BUSY_DELAY_MS	5000	/* where somebody holds a lock */
+#define MAX_ERROR_DELAY_MS	60000
+
+/* Between looks for the end of a prepared transaction */
+#define WAVE_MS				10
+
+/* With obix.notify on, the worker stays this many times longer */
+#define NOTIFY_LINGER		60
+
+/* The channel of obix.notify */
+#define CHANNEL				"obix"
+
+static int	place;				/* ours among ObixShared.workers */
+static bool on_duty = false;
+static MemoryContext task_context;
+
+static void
+leave_at_exit(int code, Datum arg)
+{
+	if (on_duty)
+		obix_leave_worker(place, false);
+	else
+		obix_wake_launcher();
+}
+
+/*
+ * Timeouts and defaults that were set for people must not hit the worker.
+ */
+static void
+set_own_values(void)
+{
+	static const char *const values[][2] = {
+		{"statement_timeout", "0"},
+		{"lock_timeout", "0"},
+		{"idle_in_transaction_session_timeout", "0"},
+		{"idle_session_timeout", "0"},
+		{"default_transaction_read_only", "off"},
+		{"default_transaction_isolation", "read committed"},
+		{"default_transaction_deferrable", "off"},
+		{"session_replication_role", "origin"},
+		{"row_security", "on"},
+		{"synchronous_commit", "local"},
+		{"search_path", "pg_catalog, pg_temp"},
+		{"client_min_messages", "warning"},
+	};
+
+	for (int i = 0; i < lengthof(values); i++)
+		SetConfigOption(values[i][0], values[i][1], PGC_SUSET, PGC_S_OVERRIDE);
+}
+
+/*
+ * Tasks
+ */
+
+static void
+task_fill(Oid relid)
+{
+	(void) obix_fill(relid, false);
+}
+
+static void
+task_recover(Oid relid)
+{
+	(void) obix_recover(relid, false);
+}
+
+static void
+task_premake(Oid relid)
+{
+	(void) obix_premake(relid);
+}
+
+static void
+task_notify(Oid relid)
+{
+	char	   *name = get_rel_name(relid);
+
+	if (name != NULL)
+		Async_Notify(CHANNEL, obix_quote_relation(relid));
+}
+
+/*
+ * Record how far everything is resolved, so that attaching after a restart need
+ * not look at what came before.  Free the state of an outbox that is gone
+ * without our having seen it go, after ROLLBACK PREPARED for instance.
+ */
+static void
+task_resolve(Oid relid)
+{
+	Relation	parent;
+	ObixRelation *known = NULL;
+	ObixRegistryRow row;
+	ObixPosition position;
+	ObixOutbox *shared;
+
+	if (!ConditionalLockRelationOid(relid, AccessShareLock))
+		return;
+	parent = try_table_open(relid, NoLock);
+	if (parent != NULL)
+	{
+		known = obix_get_relation(parent);
+		if (known != NULL && obix_why_not_ready(parent) == NULL &&
+			obix_registry_find(relid, &row))
+		{
+			shared = obix_attach(parent, known);
+			if (obix_get_position(shared, relid, known->id, &position) &&
+				position.high_water_mark > row.resolved)
+				(void) obix_raise_resolved(relid, position.high_water_mark, false);
+		}
+		table_close(parent, NoLock);
+	}
+	if (known == NULL && ConditionalLockRelationOid(relid, AccessExclusiveLock) &&
+		!obix_registry_find(relid, &row))
+		obix_free_outboxes(MyDatabaseId, relid);
+}
+
+/* A task failed: say so if it is news, and ask for it again. */
+static void
+report_failure(ObixOutbox *outbox, Oid relid, ErrorData *error,
+			   ObixTroubleKind kind, uint32 work)
+{
+	bool		busy = error->sqlerrcode == ERRCODE_LOCK_NOT_AVAILABLE ||
+	error->sqlerrcode == ERRCODE_T_R_DEADLOCK_DETECTED;
+
+	if (obix_record_failure(outbox, kind, error->message,
+							busy ? MAX_BUSY_DELAY_MS : MAX_ERROR_DELAY_MS))
+		ereport(LOG,
+				(errcode(error->sqlerrcode),
+				 errmsg("maintenance of outbox %u failed: %s",
+						relid, error->message),
+				 error->detail ? errdetail_internal("%s", error->detail) : 0,
+				 errhint("It is tried again; see obix.outbox_status.")));
+	obix_request_work(outbox, work);
+}
+
+/*
+ * Run a task in a transaction.  Returns false if it failed, in which case the
+ * work has been asked for again, with a time before which it is not due.
+ */
+static bool
+run_task(ObixOutbox *outbox, Oid relid, void (*task) (Oid),
+		 ObixTroubleKind kind, uint32 work)
+{
+	volatile bool ok = true;
+
+	MemoryContextSwitchTo(task_context);
+	PG_TRY();
+	{
+		int			nestlevel;
+
+		SetCurrentStatementStartTimestamp();
+		StartTransactionCommand();
+		PushActiveSnapshot(GetTransactionSnapshot());
+		nestlevel = NewGUCNestLevel();
+		obix_limit_lock_waits();
+		task(relid);
+		AtEOXact_GUC(false, nestlevel);
+		PopActiveSnapshot();
+		CommitTransactionCommand();
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+
+		HOLD_INTERRUPTS();
+		MemoryContextSwitchTo(task_context);
+		error = CopyErrorData();
+		FlushErrorState();
+		AbortCurrentTransaction();
+		report_failure(outbox, relid, error, kind, work);
+		RESUME_INTERRUPTS();
+		ok = false;
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(task_context);
+	MemoryContextReset(task_context);
+	return ok;
+}
+
+/* Do the work that is due for an outbox. */
+static void
+serve_outbox(ObixOutbox *outbox, Oid relid, uint32 work)
+{
+	static const struct
+	{
+		uint32		work;
+		ObixTroubleKind kind;
+		void		(*task) (Oid relid);
+	}			tasks[] =
+	{
+		{OBIX_WORK_FILL, OBIX_TROUBLE_ROWS, task_fill},
+		{OBIX_WORK_NOTIFY, OBIX_TROUBLE_ROWS, task_notify},
+		{OBIX_WORK_RECOVER, OBIX_TROUBLE_PARTITIONS, task_recover},
+		{OBIX_WORK_PREMAKE, OBIX_TROUBLE_PARTITIONS, task_premake},
+		{OBIX_WORK_PREMAKE, OBIX_TROUBLE_PARTITIONS, task_resolve},
+	};
+	uint32		done[OBIX_TROUBLE_KINDS] = {0};
+	bool		failed[OBIX_TROUBLE_KINDS] = {false};
+
+	obix_take_work(outbox, work);
+	if (!obix_auto_recover)
+		work &= ~OBIX_WORK_RECOVER;
+	for (int i = 0; i < lengthof(tasks); i++)
+	{
+		ObixTroubleKind kind = tasks[i].kind;
+
+		if ((work & tasks[i].work) == 0)
+			continue;
+		done[kind] |= tasks[i].work;
+		if (!run_task(outbox, relid, tasks[i].task, kind, tasks[i].work))
+			failed[kind] = true;
+	}
+
+	for (int kind = 0; kind < OBIX_TROUBLE_KINDS; kind++)
+	{
+		if (done[kind] != 0 && !failed[kind] &&
+			obix_record_success(outbox, kind))
+			ereport(LOG,
+					(errmsg("maintenance of outbox %u succeeded", relid)));
+	}
+}
+
+/*
+ * Do what is due for the outboxes of this database.  Returns whether there was
+ * anything.  retry_at: when something may be tried again, 0 for nothing.
+ */
+static bool
+serve_outboxes(TimestampTz *retry_at)
+{
+	bool		busy = false;
+
+	*retry_at = 0;
+
+	for (int i = 0; i < obix_max_outboxes; i++)
+	{
+		ObixOutbox *outbox = obix_nth_outbox(i);
+		Oid			database;
+		Oid			relid;
+		TimestampTz when;
+		uint32		work;
+
+		CHECK_FOR_INTERRUPTS();
+		work = obix_due_work(outbox, GetCurrentTimestamp(), &database, &relid,
+							 &when);
+		if (when != 0 && database == MyDatabaseId &&
+			(*retry_at == 0 || when < *retry_at))
+			*retry_at = when;
+		if (work == 0 || database != MyDatabaseId)
+			continue;
+		serve_outbox(outbox, relid, work);
+		busy = true;
+	}
+	return busy;
+}
+
+/*
+ * Attach to every outbox of this database, and ask for all that may be due
+ * there.
+ */
+static void
+visit_outboxes(void)
+{
+	List	   *rows;
+	ListCell   *cell;
+
+	StartTransactionCommand();
+	PushActiveSnapshot(GetTransactionSnapshot());
+	rows = obix_enabled ? obix_registry_list() : NIL;
+	foreach(cell, rows)
+	{
+		ObixRegistryRow *row = lfirst(cell);
+		Relation	parent;
+		ObixRelation *known;
+
+		/* who has it locked will come to us by itself */
+		if (!ConditionalLockRelationOid(row->outbox, AccessShareLock))
+			continue;
+		parent = try_table_open(row->outbox, NoLock);
+		if (parent == NULL)
+			continue;
+		known = obix_get_relation(parent);
+		if (known != NULL && obix_why_not_ready(parent) == NULL)
+			obix_request_work(obix_attach(parent, known),
+							  OBIX_WORK_FILL | OBIX_WORK_RECOVER | OBIX_WORK_PREMAKE);
+		table_close(parent, NoLock);
+	}
+	PopActiveSnapshot();
+	CommitTransactionCommand();
+}
+
+/* Before leaving: record for each outbox how far it is resolved. */
+static void
+resolve_outboxes(void)
+{
+	for (int i = 0; i < obix_max_outboxes; i++)
+	{
+		ObixOutbox *outbox = obix_nth_outbox(i);
+
+		if (outbox->database == MyDatabaseId)
+			(void) run_task(outbox, outbox->relation, task_resolve,
+							OBIX_TROUBLE_PARTITIONS, 0);
+	}
+}
+
+static void
+sleep_for(long ms, int events)
+{
+	(void) WaitLatch(MyLatch, events | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, ms,
+					 PG_WAIT_EXTENSION);
+}
+
+void
+obix_worker_main(Datum arg)
+{
+	TimestampTz last_busy;
+
+	place = DatumGetInt32(arg);
+	before_shmem_exit(leave_at_exit, (Datum) 0);
+
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	pqsignal(SIGTERM, die);
+	BackgroundWorkerUnblockSignals();
+	BackgroundWorkerInitializeConnectionByOid(obix_worker_database(place),
+											  InvalidOid, 0);
+	set_own_values();
+	task_context = AllocSetContextCreate(TopMemoryContext, "obix worker",
+										 ALLOCSET_DEFAULT_SIZES);
+	obix_enter_worker(place);
+	on_duty = true;
+
+	visit_outboxes();
+	last_busy = GetCurrentTimestamp();
+	for (;;)
+	{
+		TimestampTz now;
+		TimestampTz leave_at;
+		TimestampTz retry_at;
+
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+		if (ConfigReloadPending)
+		{
+			ConfigReloadPending = false;
+			ProcessConfigFile(PGC_SIGHUP);
+		}
+
+		if (serve_outboxes(&retry_at))
+		{
+			last_busy = GetCurrentTimestamp();
+
+			/* while one is pending, every transaction may have been its end */
+			if (obix_has_undecided())
+				sleep_for(WAVE_MS, 0);
+			continue;
+		}
+
+		now = GetCurrentTimestamp();
+		leave_at = TimestampTzPlusMilliseconds(last_busy, obix_worker_linger *
+											   (obix_notify ? NOTIFY_LINGER : 1));
+		if (now >= leave_at)
+			break;
+		if (retry_at == 0 || retry_at > leave_at)
+			retry_at = leave_at;
+		sleep_for(TimestampDifferenceMilliseconds(now, retry_at), WL_LATCH_SET);
+	}
+
+	resolve_outboxes();
+	obix_leave_worker(place, true);
+	on_duty = false;
+	proc_exit(0);
+}

@@ -1,0 +1,47 @@
+/*-------------------------------------------------------------------------
+ *
+ * writer.h
+ *	  Inserting rows with ascending sequences straight into the leaves.
+ *
+ * Copyright (c) 2026, the obix authors
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef OBIX_WRITER_H
+#define OBIX_WRITER_H
+
+#include "access/heapam.h"
+#include "access/htup.h"
+#include "nodes/execnodes.h"
+
+#include "bounds.h"
+
+#define OBIX_BATCH_ROWS		1000
+#define OBIX_BATCH_BYTES	65536
+
+typedef struct ObixWriter
+{
+	Relation	parent;
+	bool		wait;			/* for the lock on a leaf; else give up */
+	bool		bulk;			/* go through a small ring of buffers */
+
+	ObixLeaf	leaf;			/* of the rows in the batch */
+	Relation	rel;			/* NULL: none is open */
+	ResultRelInfo *info;
+	EState	   *estate;
+	BulkInsertState bistate;
+
+	MemoryContext context;		/* of everything here */
+	MemoryContext batch_context;	/* of the rows in the batch */
+	TupleTableSlot **slots;		/* OBIX_BATCH_ROWS, made as needed */
+	int			nslots;			/* slots made for this leaf */
+	int			nrows;			/* rows in the batch */
+	Size		bytes;
+} ObixWriter;
+
+extern ObixWriter *obix_writer_begin(Relation parent, bool wait, bool bulk);
+extern bool obix_writer_put(ObixWriter *writer, MinimalTuple event,
+							int64 sequence, TimestampTz recorded_at);
+extern void obix_writer_end(ObixWriter *writer);
+
+#endif							/* OBIX_WRITER_H */

@@ -1,0 +1,426 @@
+/*-------------------------------------------------------------------------
+ *
+ * xact.c
+ *	  What the current transaction has to do with outboxes.
+ *
+ * One ObixXact per outbox that the transaction has touched: which sequences it
+ * allocated, which of those that it drew one by one it has not inserted yet,
+ * and what has to be told to shared memory when it ends.  All of it lives in
+ * TopTransactionContext and is used for the last time in the transaction
+ * callback, which therefore allocates and raises nothing.
+ *
+ * Copyright (c) 2026, the obix authors
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "utils/memutils.h"
+
+#include "obix.h"
+#include "xact.h"
+
+/* Contiguous sequences, from <= sequence <= to */
+typedef struct ObixRange
+{
+	int64		from;
+	int64		to;
+} ObixRange;
+
+struct ObixXact
+{
+	struct ObixXact *next;
+	Oid			relid;
+	ObixOutbox *outbox;
+
+	int64		first;			/* sequences allocated, 0: none yet */
+	int64		last;
+
+	/*
+	 * Drawn and not inserted: unused[head..count-1], ascending.  A sequence
+	 * stays drawn when its subtransaction is rolled back.
+	 */
+	ObixRange  *unused;
+	int			head;
+	int			count;
+	int			size;
+	int			use_level;		/* deepest nesting level that used one */
+
+	bool		may_leave_hole; /* something inserted may have gone again */
+	bool		accepted;		/* rows came with sequences of their own */
+	bool		stranded;		/* a row went to DEFAULT */
+
+	/* a walk from suspect_from, told to shared memory if it commits */
+	int			walk_level;		/* nesting level, 0: no walk */
+	int64		walked_to;
+	int64		undecided;
+};
+
+/* A relation created or dropped here, for reclaiming its shared state */
+typedef struct ObixFate
+{
+	struct ObixFate *next;
+	Oid			database;
+	Oid			relid;			/* InvalidOid: all of the database */
+	int			level;			/* nesting level */
+	bool		dropped;		/* else created */
+} ObixFate;
+
+static ObixXact *xacts = NULL;
+static ObixFate *fates = NULL;
+
+static ObixXact *
+find_xact(Oid relid)
+{
+	ObixXact   *xact = xacts;
+
+	while (xact != NULL && xact->relid != relid)
+		xact = xact->next;
+	return xact;
+}
+
+/*
+ * This transaction's state for an outbox.  The caller holds a lock on the
+ * relation that it keeps to the end of the transaction.
+ */
+ObixXact *
+obix_xact(Relation parent, ObixOutbox *outbox)
+{
+	ObixXact   *xact = find_xact(RelationGetRelid(parent));
+
+	if (xact == NULL)
+	{
+		xact = MemoryContextAllocZero(TopTransactionContext, sizeof(ObixXact));
+		xact->relid = RelationGetRelid(parent);
+		xact->outbox = outbox;
+		xact->next = xacts;
+		xacts = xact;
+	}
+	return xact;
+}
+
+/*
+ * Allocate count contiguous sequences that the caller will insert before the
+ * transaction ends, and return the first.
+ */
+int64
+obix_xact_allocate(ObixXact *xact, int64 count)
+{
+	int64		first;
+
+	/* what is delivered must be durable, so the commit flushes */
+	if (obix_force_sync_commit)
+		ForceSyncCommit();
+
+	first = obix_allocate(xact->outbox, count);
+	if (xact->first == 0)
+		xact->first = first;
+	xact->last = first + count - 1;
+	return first;
+}
+
+/* Allocate a sequence that somebody may insert in this transaction. */
+int64
+obix_xact_draw(ObixXact *xact)
+{
+	int64		sequence;
+
+	if (xact->count == xact->size)
+	{
+		int			live = xact->count - xact->head;
+
+		if (xact->size == 0)
+		{
+			xact->size = 8;
+			xact->unused = MemoryContextAlloc(TopTransactionContext,
+											  xact->size * sizeof(ObixRange));
+		}
+		else if (live <= xact->size / 2)
+		{
+			memmove(xact->unused, xact->unused + xact->head,
+					live * sizeof(ObixRange));
+			xact->count = live;
+			xact->head = 0;
+		}
+		else
+		{
+			xact->unused = repalloc_huge(xact->unused,
+										 (Size) xact->size * 2 * sizeof(ObixRange));
+			xact->size *= 2;
+		}
+	}
+
+	sequence = obix_xact_allocate(xact, 1);
+
+	if (xact->count > xact->head &&
+		xact->unused[xact->count - 1].to == sequence - 1)
+		xact->unused[xact->count - 1].to = sequence;
+	else
+	{
+		xact->unused[xact->count].from = sequence;
+		xact->unused[xact->count].to = sequence;
+		xact->count++;
+	}
+	return sequence;
+}
+
+/*
+ * A drawn sequence is about to be inserted.  Returns false if this transaction
+ * has not drawn it, or has inserted it already.
+ */
+bool
+obix_xact_use(Oid relid, int64 sequence)
+{
+	ObixXact   *xact = find_xact(relid);
+	ObixRange  *range;
+	int			low;
+	int			high;
+	int			level;
+
+	if (xact == NULL)
+		return false;
+
+	/* the last range that begins at or below the sequence */
+	low = xact->head;
+	high = xact->count;
+	while (low < high)
+	{
+		int			middle = low + (high - low) / 2;
+
+		if (xact->unused[middle].from <= sequence)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	if (low == xact->head || xact->unused[low - 1].to < sequence)
+		return false;
+	range = &xact->unused[low - 1];
+
+	if (range->from == range->to)
+	{
+		if (low - 1 == xact->head)
+			xact->head++;
+		else
+		{
+			memmove(range, range + 1, (xact->count - low) * sizeof(ObixRange));
+			xact->count--;
+		}
+		if (xact->head == xact->count)
+			xact->head = xact->count = 0;
+	}
+	else if (range->from == sequence)
+		range->from++;
+	else if (range->to == sequence)
+		range->to--;
+	else
+	{
+		/* split: there is room, or drawing one more makes some */
+		if (xact->count == xact->size)
+		{
+			xact->unused = repalloc_huge(xact->unused,
+										 (Size) xact->size * 2 * sizeof(ObixRange));
+			xact->size *= 2;
+			range = &xact->unused[low - 1];
+		}
+		memmove(range + 1, range, (xact->count - low + 1) * sizeof(ObixRange));
+		xact->count++;
+		range[0].to = sequence - 1;
+		range[1].from = sequence + 1;
+	}
+
+	level = GetCurrentTransactionNestLevel();
+	if (level > xact->use_level)
+		xact->use_level = level;
+	return true;
+}
+
+/* A row is about to be inserted whose sequence was given elsewhere. */
+void
+obix_xact_accept(ObixXact *xact, int64 sequence)
+{
+	obix_accept(xact->outbox, sequence);
+	xact->accepted = true;
+	if (xact->first == 0 || sequence < xact->first)
+		xact->first = sequence;
+	if (sequence > xact->last)
+		xact->last = sequence;
+}
+
+/* A row goes to DEFAULT: recovery is asked for when this commits. */
+void
+obix_xact_stranded(Oid relid)
+{
+	ObixXact   *xact = find_xact(relid);
+
+	if (xact != NULL)
+		xact->stranded = true;
+}
+
+/* A row that the guard has let pass may yet be turned away. */
+void
+obix_xact_may_leave_hole(Oid relid)
+{
+	ObixXact   *xact = find_xact(relid);
+
+	if (xact != NULL)
+		xact->may_leave_hole = true;
+}
+
+/*
+ * Holes below next have been dealt with in this transaction: shared memory is
+ * told if it commits.  See obix_end_walk().
+ */
+void
+obix_xact_walked(ObixXact *xact, int64 next, int64 undecided)
+{
+	if (xact->walk_level == 0)
+		xact->walk_level = GetCurrentTransactionNestLevel();
+	xact->walked_to = next;
+	xact->undecided = undecided;
+}
+
+static void
+add_fate(Oid database, Oid relid, bool dropped)
+{
+	ObixFate   *fate = MemoryContextAlloc(TopTransactionContext,
+										  sizeof(ObixFate));
+
+	fate->database = database;
+	fate->relid = relid;
+	fate->level = GetCurrentTransactionNestLevel();
+	fate->dropped = dropped;
+	fate->next = fates;
+	fates = fate;
+}
+
+/* An outbox has shared state that was created in this transaction. */
+void
+obix_xact_created(Oid relid)
+{
+	add_fate(MyDatabaseId, relid, false);
+}
+
+/* An outbox, or with InvalidOid a whole database, is being dropped. */
+void
+obix_xact_dropped(Oid database, Oid relid)
+{
+	add_fate(database, relid, true);
+}
+
+bool
+obix_xact_has_dropped(Oid relid)
+{
+	for (ObixFate *fate = fates; fate != NULL; fate = fate->next)
+	{
+		if (fate->dropped && fate->relid == relid)
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Transaction callback at COMMIT, PREPARE and ABORT.  Allocates and raises
+ * nothing.
+ */
+void
+obix_xact_end(XactEvent event)
+{
+	bool		commit = event == XACT_EVENT_COMMIT;
+	bool		prepare = event == XACT_EVENT_PREPARE;
+
+	for (ObixXact *xact = xacts; xact != NULL; xact = xact->next)
+	{
+		bool		unused = xact->head < xact->count;
+
+		if (xact->first != 0)
+		{
+			obix_release(xact->outbox,
+						 unused || xact->may_leave_hole || !(commit || prepare),
+						 prepare, xact->last);
+			if (xact->accepted)
+				obix_request_work(xact->outbox, OBIX_WORK_FILL);
+			if (xact->stranded)
+				obix_request_work(xact->outbox, OBIX_WORK_RECOVER);
+		}
+		if (xact->walk_level > 0)
+		{
+			if (commit)
+				obix_end_walk(xact->outbox, xact->walked_to, xact->undecided);
+			else
+				obix_request_work(xact->outbox, OBIX_WORK_FILL);
+		}
+	}
+	xacts = NULL;
+
+	/*
+	 * What was created goes with an abort.  With a prepare it can only be
+	 * seen again after COMMIT PREPARED, and is attached anew then.
+	 */
+	for (ObixFate *fate = fates; fate != NULL; fate = fate->next)
+	{
+		if (fate->dropped ? commit : !commit)
+			obix_free_outboxes(fate->database, fate->relid);
+	}
+	fates = NULL;
+
+	/*
+	 * A transaction without an xid may have ended a prepared one: that one's
+	 * own end calls no callback.
+	 */
+	if (commit && !TransactionIdIsValid(GetTopTransactionIdIfAny()))
+		obix_request_undecided();
+}
+
+/* Subtransaction callback at the end of nesting level level. */
+void
+obix_xact_end_sub(SubXactEvent event, int level)
+{
+	bool		abort = event == SUBXACT_EVENT_ABORT_SUB;
+	ObixFate  **link = &fates;
+
+	for (ObixXact *xact = xacts; xact != NULL; xact = xact->next)
+	{
+		if (xact->use_level >= level)
+		{
+			xact->use_level = level - 1;
+			xact->may_leave_hole |= abort;
+		}
+		if (xact->walk_level >= level)
+		{
+			if (!abort)
+				xact->walk_level = level - 1;
+			else
+			{
+				xact->walk_level = 0;
+				obix_request_work(xact->outbox, OBIX_WORK_FILL);
+			}
+		}
+	}
+
+	while (*link != NULL)
+	{
+		ObixFate   *fate = *link;
+
+		if (fate->level >= level)
+		{
+			fate->level = level - 1;
+			if (abort)
+			{
+				*link = fate->next;
+				if (!fate->dropped)
+				{
+					ObixXact  **x = &xacts;
+
+					while (*x != NULL && (*x)->relid != fate->relid)
+						x = &(*x)->next;
+					if (*x != NULL)
+						*x = (*x)->next;
+					obix_free_outboxes(fate->database, fate->relid);
+				}
+				continue;
+			}
+		}
+		link = &fate->next;
+	}
+}

@@ -1,0 +1,36 @@
+/*-------------------------------------------------------------------------
+ *
+ * xact.h
+ *	  What the current transaction has to do with outboxes.
+ *
+ * Copyright (c) 2026, the obix authors
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef OBIX_XACT_H
+#define OBIX_XACT_H
+
+#include "access/xact.h"
+#include "utils/rel.h"
+
+#include "outbox.h"
+
+typedef struct ObixXact ObixXact;
+
+extern ObixXact *obix_xact(Relation parent, ObixOutbox *outbox);
+extern int64 obix_xact_allocate(ObixXact *xact, int64 count);
+extern int64 obix_xact_draw(ObixXact *xact);
+extern bool obix_xact_use(Oid relid, int64 sequence);
+extern void obix_xact_accept(ObixXact *xact, int64 sequence);
+extern void obix_xact_stranded(Oid relid);
+extern void obix_xact_may_leave_hole(Oid relid);
+extern void obix_xact_walked(ObixXact *xact, int64 next, int64 undecided);
+
+extern void obix_xact_created(Oid relid);
+extern void obix_xact_dropped(Oid database, Oid relid);
+extern bool obix_xact_has_dropped(Oid relid);
+
+extern void obix_xact_end(XactEvent event);
+extern void obix_xact_end_sub(SubXactEvent event, int level);
+
+#endif							/* OBIX_XACT_H */
