@@ -57,7 +57,8 @@
 
 static int	place;				/* ours among ObixShared.workers */
 static bool on_duty = false;
-static MemoryContext task_context;
+static MemoryContext task_context;	/* of one task */
+static MemoryContext visit_context; /* of the list of outboxes */
 
 static void
 leave_at_exit(int code, Datum arg)
@@ -167,7 +168,8 @@ report_failure(ObixOutbox *outbox, Oid relid, ErrorData *error,
 	bool		busy = error->sqlerrcode == ERRCODE_LOCK_NOT_AVAILABLE ||
 	error->sqlerrcode == ERRCODE_T_R_DEADLOCK_DETECTED;
 
-	if (obix_record_failure(outbox, kind, error->message,
+	if (outbox == NULL ||
+		obix_record_failure(outbox, kind, error->message,
 							busy ? MAX_BUSY_DELAY_MS : MAX_ERROR_DELAY_MS))
 		ereport(LOG,
 				(errcode(error->sqlerrcode),
@@ -175,7 +177,8 @@ report_failure(ObixOutbox *outbox, Oid relid, ErrorData *error,
 						relid, error->message),
 				 error->detail ? errdetail_internal("%s", error->detail) : 0,
 				 errhint("It is tried again; see obix.outbox_status.")));
-	obix_request_work(outbox, work);
+	if (outbox != NULL)
+		obix_request_work(outbox, work);
 }
 
 /*
@@ -299,38 +302,61 @@ serve_outboxes(TimestampTz *retry_at)
 }
 
 /*
- * Attach to every outbox of this database, and ask for all that may be due
- * there.
+ * Attach to an outbox, and ask for all that may be due there.  Who has it
+ * locked now will come to us by itself.
  */
 static void
-visit_outboxes(void)
+visit_outbox(Oid relid)
+{
+	Relation	parent;
+	ObixRelation *known;
+
+	if (!ConditionalLockRelationOid(relid, AccessShareLock))
+		return;
+	parent = try_table_open(relid, NoLock);
+	if (parent == NULL)
+		return;
+	known = obix_get_relation(parent);
+	if (known != NULL && obix_why_not_ready(parent) == NULL)
+		obix_request_work(obix_attach(parent, known),
+						  OBIX_WORK_FILL | OBIX_WORK_RECOVER | OBIX_WORK_PREMAKE);
+	table_close(parent, NoLock);
+}
+
+/* List the outboxes of this database, in the visit context. */
+static List *
+list_outboxes(void)
 {
 	List	   *rows;
+	List	   *relids = NIL;
 	ListCell   *cell;
 
 	StartTransactionCommand();
 	PushActiveSnapshot(GetTransactionSnapshot());
-	rows = obix_enabled ? obix_registry_list() : NIL;
+	rows = obix_registry_list();
+	MemoryContextSwitchTo(visit_context);
 	foreach(cell, rows)
-	{
-		ObixRegistryRow *row = lfirst(cell);
-		Relation	parent;
-		ObixRelation *known;
-
-		/* who has it locked will come to us by itself */
-		if (!ConditionalLockRelationOid(row->outbox, AccessShareLock))
-			continue;
-		parent = try_table_open(row->outbox, NoLock);
-		if (parent == NULL)
-			continue;
-		known = obix_get_relation(parent);
-		if (known != NULL && obix_why_not_ready(parent) == NULL)
-			obix_request_work(obix_attach(parent, known),
-							  OBIX_WORK_FILL | OBIX_WORK_RECOVER | OBIX_WORK_PREMAKE);
-		table_close(parent, NoLock);
-	}
+		relids = lappend_oid(relids, ((ObixRegistryRow *) lfirst(cell))->outbox);
 	PopActiveSnapshot();
 	CommitTransactionCommand();
+	return relids;
+}
+
+/*
+ * Visit every outbox of this database.  One that cannot be attached to has
+ * nowhere to keep its trouble, so that is only logged.
+ */
+static void
+visit_outboxes(void)
+{
+	ListCell   *cell;
+
+	if (!obix_enabled)
+		return;
+	foreach(cell, list_outboxes())
+		(void) run_task(NULL, lfirst_oid(cell), visit_outbox,
+						OBIX_TROUBLE_PARTITIONS, 0);
+	MemoryContextReset(visit_context);
 }
 
 /* Before leaving: record for each outbox how far it is resolved. */
@@ -368,8 +394,10 @@ obix_worker_main(Datum arg)
 	BackgroundWorkerInitializeConnectionByOid(obix_worker_database(place),
 											  InvalidOid, 0);
 	set_own_values();
-	task_context = AllocSetContextCreate(TopMemoryContext, "obix worker",
+	task_context = AllocSetContextCreate(TopMemoryContext, "obix worker task",
 										 ALLOCSET_DEFAULT_SIZES);
+	visit_context = AllocSetContextCreate(TopMemoryContext, "obix worker visit",
+										  ALLOCSET_SMALL_SIZES);
 	obix_enter_worker(place);
 	on_duty = true;
 
