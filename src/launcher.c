@@ -171,8 +171,14 @@ reap_workers(TimestampTz now)
 		pid_t		pid;
 		Oid			database = started[i].database;
 
-		if (started[i].handle == NULL ||
-			GetBackgroundWorkerPid(started[i].handle, &pid) != BGWH_STOPPED)
+		if (started[i].handle == NULL)
+		{
+			/* started by an earlier launcher, if by any */
+			if (OidIsValid(obix_worker_database(i)) && !obix_worker_on_duty(i))
+				(void) obix_free_worker(i);
+			continue;
+		}
+		if (GetBackgroundWorkerPid(started[i].handle, &pid) != BGWH_STOPPED)
 			continue;
 		pfree(started[i].handle);
 		started[i].handle = NULL;
@@ -296,13 +302,6 @@ obix_launcher_main(Datum arg)
 	before_shmem_exit(forget_launcher, (Datum) 0);
 	obix_set_launcher(MyLatch);
 	list_visits();
-
-	/* places of workers that were starting when an earlier launcher ended */
-	for (int i = 0; i < OBIX_MAX_WORKERS; i++)
-	{
-		if (!obix_worker_on_duty(i))
-			(void) obix_free_worker(i);
-	}
 
 	premake_at = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
 											 obix_premake_interval * INT64CONST(1000));

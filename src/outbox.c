@@ -34,8 +34,15 @@
 
 #define OBIX_TRANCHE_NAME	"obix"
 
-/* Delay of the first retry of failed maintenance, in milliseconds */
+/*
+ * Retries of failed maintenance: the first and the longest delay, in
+ * milliseconds.  That somebody holds a lock is worth a log message only when
+ * it has gone on for a while.
+ */
 #define FIRST_RETRY_MS		100
+#define MAX_BUSY_RETRY_MS	5000
+#define MAX_ERROR_RETRY_MS	60000
+#define REPORT_BUSY_AFTER	6
 
 typedef struct ObixShared
 {
@@ -795,45 +802,52 @@ obix_worker_pid(Oid database)
 
 /*
  * Maintenance of an outbox failed: it is tried again after a delay that doubles
- * with each failure, up to max_delay milliseconds.  Returns whether this is
- * another failure than the last.
+ * with each failure.  busy: because somebody holds a lock.  Returns whether the
+ * log should know.
  */
 bool
 obix_record_failure(ObixOutbox *outbox, ObixTroubleKind kind,
-					const char *message, int max_delay)
+					const char *message, bool busy)
 {
 	ObixTrouble *trouble = &outbox->troubles[kind];
 	TimestampTz now = GetCurrentTimestamp();
 	char		clipped[OBIX_ERROR_LENGTH];
-	bool		news;
+	bool		report;
 	int			delay;
 
 	strlcpy(clipped, message, OBIX_ERROR_LENGTH);
 	clipped[pg_mbcliplen(clipped, strlen(clipped), OBIX_ERROR_LENGTH - 1)] = '\0';
 
 	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
-	news = strcmp(trouble->last_error, clipped) != 0;
-	delay = Min(FIRST_RETRY_MS << Min(trouble->failures, 16), max_delay);
+	delay = Min(FIRST_RETRY_MS << Min(trouble->failures, 16),
+				busy ? MAX_BUSY_RETRY_MS : MAX_ERROR_RETRY_MS);
 	trouble->failures++;
 	trouble->retry_at = TimestampTzPlusMilliseconds(now, delay);
+	report = busy ? trouble->failures == REPORT_BUSY_AFTER :
+		strcmp(trouble->last_error, clipped) != 0;
+	trouble->reported |= report;
 	strlcpy(trouble->last_error, clipped, OBIX_ERROR_LENGTH);
 	LWLockRelease(outbox->lock);
-	return news;
+	return report;
 }
 
-/* Maintenance of an outbox succeeded; returns whether it had failed before. */
+/*
+ * Maintenance of an outbox succeeded; returns whether the log knows that it had
+ * failed.
+ */
 bool
 obix_record_success(ObixOutbox *outbox, ObixTroubleKind kind)
 {
-	bool		failed;
+	bool		reported;
 
 	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
-	failed = outbox->troubles[kind].failures > 0;
+	reported = outbox->troubles[kind].reported;
 	memset(&outbox->troubles[kind], 0, sizeof(ObixTrouble));
 	LWLockRelease(outbox->lock);
-	return failed;
+	return reported;
 }
 
+/* How maintenance fares. */
 void
 obix_get_trouble(ObixOutbox *outbox, ObixTroubleKind kind,
 				 ObixTrouble *trouble)

@@ -40,6 +40,7 @@ typedef struct ObixTrouble
 {
 	int			failures;		/* since the last success */
 	TimestampTz retry_at;		/* when to try again, 0: no failure */
+	bool		reported;		/* the log knows */
 	char		last_error[OBIX_ERROR_LENGTH];
 } ObixTrouble;
 
@@ -152,7 +153,7 @@ extern void obix_enter_worker(int place);
 extern void obix_leave_worker(int place, bool done);
 extern int	obix_worker_pid(Oid database);
 extern bool obix_record_failure(ObixOutbox *outbox, ObixTroubleKind kind,
-								const char *message, int max_delay);
+								const char *message, bool busy);
 extern bool obix_record_success(ObixOutbox *outbox, ObixTroubleKind kind);
 extern void obix_get_trouble(ObixOutbox *outbox, ObixTroubleKind kind,
 							 ObixTrouble *trouble);

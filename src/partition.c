@@ -43,6 +43,7 @@
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
+#include "utils/timestamp.h"
 
 #include "bounds.h"
 #include "obix.h"
@@ -271,19 +272,27 @@ obix_attach_range(Oid parent, Oid leaf, int64 lower, int64 upper)
 					 obix_quote_relation(leaf));
 }
 
-/*
- * Is every other transaction with a lock on the outbox that conflicts with
- * SHARE ROW EXCLUSIVE prepared, or idle between two statements?
- */
-static bool
-holders_are_idle(Oid parent)
+/* What is known of those whose lock on an outbox is in the way */
+typedef struct ObixHolders
 {
+	bool		active;			/* one is running a statement */
+	bool		dawdling;		/* one has been idle for long */
+} ObixHolders;
+
+/*
+ * Look at the other transactions with a lock on an outbox that conflicts with
+ * a mode.  A prepared transaction is neither active nor dawdling.
+ */
+static ObixHolders
+look_at_holders(Oid parent, LOCKMODE mode)
+{
+	ObixHolders holders = {false, false};
 	LOCKTAG		tag;
-	VirtualTransactionId *holders;
+	VirtualTransactionId *vxids;
 	int			count;
 
 	SET_LOCKTAG_RELATION(tag, MyDatabaseId, parent);
-	holders = GetLockConflicts(&tag, ShareRowExclusiveLock, &count);
+	vxids = GetLockConflicts(&tag, mode, &count);
 
 	/* look at the sessions as they are now */
 	pgstat_clear_backend_activity_snapshot();
@@ -293,20 +302,68 @@ holders_are_idle(Oid parent)
 		PgBackendStatus *status;
 
 		/* a prepared transaction keeps the virtual xid of its session */
-		if (holders[i].backendId != InvalidBackendId)
-			proc = BackendIdGetProc(holders[i].backendId);
-		if (proc == NULL || proc->lxid != holders[i].localTransactionId)
+		if (vxids[i].backendId != InvalidBackendId)
+			proc = BackendIdGetProc(vxids[i].backendId);
+		if (proc == NULL || proc->lxid != vxids[i].localTransactionId)
 			continue;
-		status = pgstat_fetch_stat_beentry(holders[i].backendId);
+		status = pgstat_fetch_stat_beentry(vxids[i].backendId);
 		if (status == NULL || status->st_state != STATE_IDLEINTRANSACTION)
-			return false;
+			holders.active = true;
+		else if (TimestampDifferenceExceeds(status->st_state_start_timestamp,
+											GetCurrentTimestamp(),
+											obix_lock_timeout))
+			holders.dawdling = true;
 	}
-	return true;
+	pfree(vxids);
+	return holders;
+}
+
+/*
+ * Error out if a session has held a lock on an outbox or its DEFAULT partition
+ * that is in the way, and has been idle for so long that waiting is no use.
+ */
+void
+obix_give_way(Oid relid, LOCKMODE mode)
+{
+	if (look_at_holders(relid, mode).dawdling)
+		ereport(ERROR,
+				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+				 errmsg("could not obtain lock on table \"%s\"",
+						get_rel_name(relid)),
+				 errdetail("A session that has used it idles in its transaction."),
+				 errhint("See blocking_pids in obix.outbox_status.")));
+}
+
+/*
+ * Lock an outbox for maintenance.  Publishers queue up behind whoever waits for
+ * such a lock, so we wait only if it may help, and not for long; and then for
+ * nothing else.
+ */
+void
+obix_lock_outbox(Oid parent, LOCKMODE mode)
+{
+	if (ConditionalLockRelationOid(parent, mode))
+		return;
+	obix_give_way(parent, mode);
+	LockRelationOid(parent, mode);
+}
+
+/* Lock DEFAULT of an outbox that is locked, without waiting. */
+void
+obix_lock_default(Oid default_relid)
+{
+	if (!ConditionalLockRelationOid(default_relid, AccessExclusiveLock))
+		ereport(ERROR,
+				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+				 errmsg("could not obtain lock on partition \"%s\"",
+						get_rel_name(default_relid)),
+				 errdetail("A transaction that has read or written it, perhaps by way of the outbox, is still open."),
+				 errhint("See blocking_pids in obix.outbox_status.")));
 }
 
 /*
  * Lock an outbox so that a range can be attached, see at the top.  Returns
- * whether holders_are_idle() has to hold when it is done.
+ * whether nobody may be active when it is done.
  */
 static bool
 lock_for_attach(Oid parent, Oid default_relid, bool far)
@@ -315,18 +372,13 @@ lock_for_attach(Oid parent, Oid default_relid, bool far)
 
 	if (!ConditionalLockRelationOid(parent, ShareRowExclusiveLock))
 	{
-		shared = far && holders_are_idle(parent);
-		LockRelationOid(parent, shared ? ShareUpdateExclusiveLock :
-						ShareRowExclusiveLock);
+		shared = far &&
+			!look_at_holders(parent, ShareRowExclusiveLock).active;
+		obix_lock_outbox(parent, shared ? ShareUpdateExclusiveLock :
+						 ShareRowExclusiveLock);
 	}
-	if (OidIsValid(default_relid) &&
-		!ConditionalLockRelationOid(default_relid, AccessExclusiveLock))
-		ereport(ERROR,
-				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
-				 errmsg("could not obtain lock on partition \"%s\"",
-						get_rel_name(default_relid)),
-				 errdetail("A transaction that has read or written it, perhaps by way of the outbox, is still open."),
-				 errhint("See blocking_pids in obix.outbox_status.")));
+	if (OidIsValid(default_relid))
+		obix_lock_default(default_relid);
 	return shared;
 }
 
@@ -346,6 +398,12 @@ add_partitions(Oid parent, int64 lower, int64 width, int count, bool far)
 	int64		start;
 	bool		shared;
 
+	rel = table_open(parent, AccessShareLock);
+	default_relid = obix_default_leaf(rel);
+	table_close(rel, NoLock);
+	if (OidIsValid(default_relid))
+		obix_give_way(default_relid, AccessExclusiveLock);
+
 	start = lower;
 	for (int i = 0; i < count; i++)
 	{
@@ -359,9 +417,6 @@ add_partitions(Oid parent, int64 lower, int64 width, int count, bool far)
 			count = i + 1;
 	}
 
-	rel = table_open(parent, AccessShareLock);
-	default_relid = obix_default_leaf(rel);
-	table_close(rel, NoLock);
 	shared = lock_for_attach(parent, default_relid, far);
 
 	start = lower;
@@ -375,7 +430,7 @@ add_partitions(Oid parent, int64 lower, int64 width, int count, bool far)
 		start = end;
 	}
 
-	if (shared && !holders_are_idle(parent))
+	if (shared && look_at_holders(parent, ShareRowExclusiveLock).active)
 		ereport(ERROR,
 				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
 				 errmsg("could not attach a partition to outbox \"%s\" under a running statement",

@@ -21,6 +21,11 @@ extern char *obix_free_name(const char *base, Oid namespace, const char *label);
 extern Oid	obix_create_leaf(Oid parent, const char *name);
 extern void obix_attach_range(Oid parent, Oid leaf, int64 lower, int64 upper);
 
+/* locks */
+extern void obix_give_way(Oid relid, LOCKMODE mode);
+extern void obix_lock_outbox(Oid parent, LOCKMODE mode);
+extern void obix_lock_default(Oid default_relid);
+
 /* maintenance */
 extern int	obix_add_partitions(Oid parent, int64 lower, int64 width,
 								int count);

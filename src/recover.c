@@ -282,19 +282,15 @@ obix_recover(Oid relid, bool by_hand)
 	obix_become_owner(parent, &saved);
 	old_default = obix_default_leaf(parent);
 	table_close(parent, NoLock);
+	obix_give_way(old_default, AccessExclusiveLock);
+	obix_give_way(relid, AccessExclusiveLock);
 	new_default = obix_create_leaf(relid,
 								   obix_free_name(get_rel_name(relid),
 												  get_rel_namespace(relid),
 												  "default"));
 
-	LockRelationOid(relid, AccessExclusiveLock);
-	if (!ConditionalLockRelationOid(old_default, AccessExclusiveLock))
-		ereport(ERROR,
-				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
-				 errmsg("could not obtain lock on partition \"%s\"",
-						get_rel_name(old_default)),
-				 errdetail("A transaction that has read or written it, perhaps by way of the outbox, is still open."),
-				 errhint("See blocking_pids in obix.outbox_status.")));
+	obix_lock_outbox(relid, AccessExclusiveLock);
+	obix_lock_default(old_default);
 
 	parent = table_open(relid, NoLock);
 	if (obix_default_leaf(parent) != old_default)

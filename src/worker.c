@@ -42,10 +42,6 @@
 #include "relation.h"
 #include "worker.h"
 
-/* Longest delay before failed maintenance is tried again */
-#define MAX_BUSY_DELAY_MS	5000	/* where somebody holds a lock */
-#define MAX_ERROR_DELAY_MS	60000
-
 /* Between looks for the end of a prepared transaction */
 #define WAVE_MS				10
 
@@ -57,6 +53,7 @@
 
 static int	place;				/* ours among ObixShared.workers */
 static bool on_duty = false;
+static char task_name[NAMEDATALEN]; /* the outbox of the last task */
 static MemoryContext task_context;	/* of one task */
 static MemoryContext visit_context; /* of the list of outboxes */
 
@@ -162,19 +159,18 @@ task_resolve(Oid relid)
 
 /* A task failed: say so if it is news, and ask for it again. */
 static void
-report_failure(ObixOutbox *outbox, Oid relid, ErrorData *error,
+report_failure(ObixOutbox *outbox, const char *name, ErrorData *error,
 			   ObixTroubleKind kind, uint32 work)
 {
 	bool		busy = error->sqlerrcode == ERRCODE_LOCK_NOT_AVAILABLE ||
 	error->sqlerrcode == ERRCODE_T_R_DEADLOCK_DETECTED;
 
 	if (outbox == NULL ||
-		obix_record_failure(outbox, kind, error->message,
-							busy ? MAX_BUSY_DELAY_MS : MAX_ERROR_DELAY_MS))
+		obix_record_failure(outbox, kind, error->message, busy))
 		ereport(LOG,
 				(errcode(error->sqlerrcode),
-				 errmsg("maintenance of outbox %u failed: %s",
-						relid, error->message),
+				 errmsg("maintenance of outbox \"%s\" failed: %s",
+						name, error->message),
 				 error->detail ? errdetail_internal("%s", error->detail) : 0,
 				 errhint("It is tried again; see obix.outbox_status.")));
 	if (outbox != NULL)
@@ -195,9 +191,12 @@ run_task(ObixOutbox *outbox, Oid relid, void (*task) (Oid),
 	PG_TRY();
 	{
 		int			nestlevel;
+		char	   *found;
 
 		SetCurrentStatementStartTimestamp();
 		StartTransactionCommand();
+		found = get_rel_name(relid);
+		strlcpy(task_name, found ? found : "?", NAMEDATALEN);
 		PushActiveSnapshot(GetTransactionSnapshot());
 		nestlevel = NewGUCNestLevel();
 		obix_limit_lock_waits();
@@ -215,7 +214,7 @@ run_task(ObixOutbox *outbox, Oid relid, void (*task) (Oid),
 		error = CopyErrorData();
 		FlushErrorState();
 		AbortCurrentTransaction();
-		report_failure(outbox, relid, error, kind, work);
+		report_failure(outbox, task_name, error, kind, work);
 		RESUME_INTERRUPTS();
 		ok = false;
 	}
@@ -264,7 +263,7 @@ serve_outbox(ObixOutbox *outbox, Oid relid, uint32 work)
 		if (done[kind] != 0 && !failed[kind] &&
 			obix_record_success(outbox, kind))
 			ereport(LOG,
-					(errmsg("maintenance of outbox %u succeeded", relid)));
+					(errmsg("maintenance of outbox \"%s\" succeeded", task_name)));
 	}
 }
 
