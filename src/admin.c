@@ -15,7 +15,6 @@
 
 #include "access/xact.h"
 #include "access/table.h"
-#include "access/xlog.h"
 #include "catalog/namespace.h"
 #include "fmgr.h"
 #include "miscadmin.h"
@@ -35,15 +34,6 @@
 PG_FUNCTION_INFO_V1(obix_create_outbox);
 PG_FUNCTION_INFO_V1(obix_alter_outbox);
 PG_FUNCTION_INFO_V1(obix_drop_outbox);
-
-static void
-check_allowed(const char *function)
-{
-	obix_require_preload();
-	PreventCommandDuringRecovery(function);
-	PreventCommandIfReadOnly(function);
-	PreventCommandIfParallelMode(function);
-}
 
 static void
 check_width(int64 width)
@@ -139,7 +129,7 @@ obix_create_outbox(PG_FUNCTION_ARGS)
 	Oid			leaf;
 	int			nestlevel;
 
-	check_allowed("obix.create_outbox()");
+	obix_check_writable("obix.create_outbox()");
 	check_width(width);
 	check_premake(premake);
 	namespace = creation_namespace(qualified_name, &name);
@@ -172,7 +162,7 @@ obix_alter_outbox(PG_FUNCTION_ARGS)
 	Relation	parent;
 	ObixRegistryRow row;
 
-	check_allowed("obix.alter_outbox()");
+	obix_check_writable("obix.alter_outbox()");
 	if (PG_ARGISNULL(0))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
@@ -209,7 +199,7 @@ obix_drop_outbox(PG_FUNCTION_ARGS)
 	bool		force = PG_GETARG_BOOL(1);
 	ObixRelation *known;
 
-	check_allowed("obix.drop_outbox()");
+	obix_check_writable("obix.drop_outbox()");
 	obix_check_owner(relid);
 	table_close(obix_open(relid, AccessShareLock, &known), NoLock);
 	obix_execute("DROP TABLE %s %s", obix_quote_relation(relid),

@@ -16,7 +16,6 @@
 
 #include "access/htup_details.h"
 #include "access/table.h"
-#include "access/xlog.h"
 #include "catalog/partition.h"
 #include "catalog/pg_index.h"
 #include "catalog/pg_trigger.h"
@@ -82,16 +81,7 @@ obix_next_sequence(PG_FUNCTION_ARGS)
 	Relation	parent;
 	int64		sequence;
 
-	obix_require_preload();
-	PreventCommandDuringRecovery("obix.next_sequence()");
-	PreventCommandIfReadOnly("obix.next_sequence()");
-	PreventCommandIfParallelMode("obix.next_sequence()");
-	if (!obix_enabled)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("obix is disabled"),
-				 errhint("Set obix.enabled to on.")));
-
+	obix_check_enabled("obix.next_sequence()");
 	obix_check_privilege(relid, ACL_INSERT);
 	parent = obix_open(relid, RowExclusiveLock, &known);
 	sequence = obix_xact_draw(obix_xact(parent, obix_attach(parent, known)));

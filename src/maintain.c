@@ -15,7 +15,6 @@
 
 #include "access/table.h"
 #include "access/xact.h"
-#include "access/xlog.h"
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "storage/latch.h"
@@ -117,15 +116,6 @@ attempt(Oid relid, ObixTask task)
 	}
 }
 
-static void
-check_allowed(const char *function)
-{
-	obix_require_preload();
-	PreventCommandDuringRecovery(function);
-	PreventCommandIfReadOnly(function);
-	PreventCommandIfParallelMode(function);
-}
-
 /* Run a task on one outbox. */
 static int64
 maintain(Oid relid, ObixTask task)
@@ -161,20 +151,20 @@ maintain_all(FunctionCallInfo fcinfo, ObixTask task)
 Datum
 obix_ensure_partitions(PG_FUNCTION_ARGS)
 {
-	check_allowed("obix.ensure_partitions()");
+	obix_check_writable("obix.ensure_partitions()");
 	PG_RETURN_INT32((int32) maintain_all(fcinfo, ensure_partitions));
 }
 
 Datum
 obix_fill_gaps(PG_FUNCTION_ARGS)
 {
-	check_allowed("obix.fill_gaps()");
+	obix_check_writable("obix.fill_gaps()");
 	PG_RETURN_INT64(maintain_all(fcinfo, fill_gaps));
 }
 
 Datum
 obix_recover_default(PG_FUNCTION_ARGS)
 {
-	check_allowed("obix.recover_default()");
+	obix_check_writable("obix.recover_default()");
 	PG_RETURN_INT64(maintain(PG_GETARG_OID(0), recover_default));
 }

@@ -258,6 +258,7 @@ obix_make_outbox(Oid relation, int32 id, int64 head, int64 resolved)
 	free->suspect_from = head > resolved ? resolved + 1 : 0;
 	free->suspect_to = head;
 	free->premake_at = 0;		/* the first allocation asks */
+	free->premake_time = 0;
 	memset(free->troubles, 0, sizeof(free->troubles));
 	pg_atomic_write_u32(&free->work, 0);
 	free->relation = relation;
@@ -550,7 +551,8 @@ obix_get_position(ObixOutbox *outbox, Oid relation, int32 id,
 	position->high_water_mark = high_water_mark_of(outbox);
 	position->suspect_from = outbox->suspect_from;
 	position->undecided = outbox->undecided;
-	position->premake_at = outbox->premake_at;
+	position->premake_head = outbox->premake_head;
+	position->premake_time = outbox->premake_time;
 	position->in_flight = outbox->in_flight_count;
 	position->oldest_pid = 0;
 	if (!dlist_is_empty(&outbox->in_flight))
@@ -560,12 +562,19 @@ obix_get_position(ObixOutbox *outbox, Oid relation, int32 id,
 	return valid;
 }
 
-/* Ask for partitions when this sequence has been allocated. */
+/*
+ * Partitions have been looked after when the head was here.  Ask again when the
+ * sequence next has been allocated.
+ */
 void
-obix_set_premake_at(ObixOutbox *outbox, int64 sequence)
+obix_premake_done(ObixOutbox *outbox, int64 head, int64 next)
 {
+	TimestampTz now = GetCurrentTimestamp();
+
 	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
-	outbox->premake_at = sequence;
+	outbox->premake_at = next;
+	outbox->premake_head = head;
+	outbox->premake_time = now;
 	LWLockRelease(outbox->lock);
 }
 

@@ -72,6 +72,8 @@ typedef struct ObixOutbox
 	int64		undecided;		/* where a prepared transaction stopped the
 								 * last walk from suspect_from, 0: nowhere */
 	int64		premake_at;		/* allocating this asks for partitions */
+	int64		premake_head;	/* head at the last look at partitions */
+	TimestampTz premake_time;	/* when that was, 0: not yet */
 	dlist_head	in_flight;		/* slots in the order of their first */
 	int			in_flight_count;
 
@@ -93,7 +95,8 @@ typedef struct ObixPosition
 	int64		high_water_mark;	/* lower bound of what can be read now */
 	int64		suspect_from;
 	int64		undecided;
-	int64		premake_at;
+	int64		premake_head;
+	TimestampTz premake_time;
 	int			in_flight;
 	int			oldest_pid;		/* holder of the frontier, 0: none */
 } ObixPosition;
@@ -134,7 +137,7 @@ extern void obix_begin_walk(ObixOutbox *outbox, int64 *from, int64 *to);
 extern void obix_end_walk(ObixOutbox *outbox, int64 next, int64 undecided);
 extern bool obix_get_position(ObixOutbox *outbox, Oid relation, int32 id,
 							  ObixPosition *position);
-extern void obix_set_premake_at(ObixOutbox *outbox, int64 sequence);
+extern void obix_premake_done(ObixOutbox *outbox, int64 head, int64 next);
 
 /* workers */
 extern void obix_request_work(ObixOutbox *outbox, uint32 work);

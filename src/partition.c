@@ -50,9 +50,15 @@
 #include "partition.h"
 #include "relation.h"
 
-/* Partitions to attach under one lock, and to make ahead in a rush, at most */
+/* Partitions to attach under one lock, at most */
 #define MAX_ATTACH		8
-#define MAX_RUSH		64
+
+/*
+ * Partitions to keep ready for a rush beyond premake, at most, and the time
+ * below which its speed is not measured
+ */
+#define MAX_RUSH			64
+#define MIN_RUSH_SECONDS	0.05
 
 /* The name of the constraint that spares DEFAULT a scan */
 #define PROOF_NAME		"obix_proof"
@@ -458,6 +464,24 @@ partitions_above(Relation parent, const ObixLeaf *current)
 }
 
 /*
+ * How many partitions the head will pass within a second if it goes on as it
+ * did since the last look: so many more are kept ready.
+ */
+static int
+partitions_in_a_rush(const ObixPosition *position, int64 width)
+{
+	double		seconds;
+	double		partitions;
+
+	if (position->premake_time == 0)
+		return 0;
+	seconds = Max(GetCurrentTimestamp() - position->premake_time, 1) / 1e6;
+	partitions = (position->head - position->premake_head) /
+		(Max(seconds, MIN_RUSH_SECONDS) * width);
+	return (int) Min(partitions, MAX_RUSH);
+}
+
+/*
  * Make the partitions that are due ahead of the head, and say when to ask
  * again.  Returns how many were made; what is due beyond a few is asked for
  * again, so that the lock is short.
@@ -465,9 +489,6 @@ partitions_above(Relation parent, const ObixLeaf *current)
  * Where events have gone to DEFAULT beyond the last partition, the new ones
  * begin at the first boundary above the head and leave a gap, which recovery
  * closes.
- *
- * In a rush, where the head has passed more than one boundary since we were
- * asked, twice as many as it passed are kept ready.
  */
 int
 obix_premake(Oid relid)
@@ -503,9 +524,7 @@ obix_premake(Oid relid)
 	lower = obix_partitions_end(parent);
 	obix_find_leaf(parent, next, &current);
 	due = row.premake - partitions_above(parent, &current);
-	if (position.premake_at > 0 && next > position.premake_at)
-		due += Min(2 * ((next - position.premake_at) / row.partition_width),
-				   MAX_RUSH);
+	due += partitions_in_a_rush(&position, row.partition_width);
 
 	if (current.is_default && current.upper == OBIX_NO_UPPER)
 	{
@@ -544,9 +563,9 @@ obix_premake(Oid relid)
 	if (due > MAX_ATTACH)
 		obix_request_work(shared, OBIX_WORK_PREMAKE);
 	obix_find_leaf(parent, next, &current);
-	obix_set_premake_at(shared, current.is_default ?
-						next + Min(row.partition_width, PG_INT64_MAX - next) :
-						current.upper);
+	obix_premake_done(shared, position.head, current.is_default ?
+					  next + Min(row.partition_width, PG_INT64_MAX - next) :
+					  current.upper);
 	table_close(parent, NoLock);
 	return made;
 }

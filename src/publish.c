@@ -19,7 +19,6 @@
 
 #include "access/detoast.h"
 #include "access/table.h"
-#include "access/xlog.h"
 #include "executor/tuptable.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
@@ -161,15 +160,8 @@ check_publish(Oid relid)
 	if (known == NULL || !known->publishable)
 	{
 		Relation	parent = obix_open(relid, AccessShareLock, &known);
-		const char *why = obix_why_not_ready(parent);
 
-		if (why != NULL)
-			ereport(ERROR,
-					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					 errmsg("outbox \"%s\" is not complete",
-							RelationGetRelationName(parent)),
-					 errdetail("It has no %s.", why),
-					 errhint("If it is being restored, wait for the end; otherwise restore what it lacks.")));
+		obix_check_ready(parent);
 		obix_check_insertable(parent);
 		known->publishable = true;
 		table_close(parent, AccessShareLock);
@@ -193,15 +185,7 @@ obix_publish(PG_FUNCTION_ARGS)
 	bool		isnull[Natts_event];
 	pg_uuid_t  *id;
 
-	obix_require_preload();
-	PreventCommandDuringRecovery("obix.publish()");
-	PreventCommandIfReadOnly("obix.publish()");
-	PreventCommandIfParallelMode("obix.publish()");
-	if (!obix_enabled)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("obix is disabled"),
-				 errhint("Set obix.enabled to on.")));
+	obix_check_enabled("obix.publish()");
 	if (PG_ARGISNULL(0))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),

@@ -175,7 +175,6 @@ obix_attach(Relation parent, ObixRelation *known)
 	Oid			relid = RelationGetRelid(parent);
 	ObixOutbox *shared = known->shared;
 	ObixRegistryRow row;
-	const char *why;
 	int64		newest;
 
 	if (shared != NULL && shared->relation == relid &&
@@ -191,15 +190,7 @@ obix_attach(Relation parent, ObixRelation *known)
 					 errmsg("cannot use the shared state of outbox \"%s\" during recovery",
 							RelationGetRelationName(parent))));
 
-		why = obix_why_not_ready(parent);
-		if (why != NULL)
-			ereport(ERROR,
-					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					 errmsg("outbox \"%s\" is not complete",
-							RelationGetRelationName(parent)),
-					 errdetail("It has no %s.", why),
-					 errhint("If it is being restored, wait for the end; otherwise restore what it lacks.")));
-
+		obix_check_ready(parent);
 		newest = obix_newest_row(parent);
 		if (!obix_registry_find(relid, &row))
 			elog(ERROR, "could not find registry row of outbox %u", relid);
@@ -234,6 +225,47 @@ obix_why_not_ready(Relation parent)
 			return NULL;
 	}
 	return "enabled trigger " OBIX_GUARD_NAME;
+}
+
+/* Error out if an outbox lacks something. */
+void
+obix_check_ready(Relation parent)
+{
+	const char *why = obix_why_not_ready(parent);
+
+	if (why != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("outbox \"%s\" is not complete",
+						RelationGetRelationName(parent)),
+				 errdetail("It has no %s.", why),
+				 errhint("If it is being restored, wait for the end; otherwise restore what it lacks.")));
+}
+
+/*
+ * Error out where a function that writes to outboxes, or changes them, cannot
+ * be used.
+ */
+void
+obix_check_writable(const char *function)
+{
+	obix_require_preload();
+	PreventCommandDuringRecovery(function);
+	PreventCommandIfReadOnly(function);
+	PreventCommandIfParallelMode(function);
+}
+
+/* The same for one that gives out sequences. */
+void
+obix_check_enabled(const char *function)
+{
+	obix_check_writable(function);
+	if (!obix_enabled)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("obix is disabled"),
+				 errdetail("Events are taken from a restore only while obix.enabled is off."),
+				 errhint("Set obix.enabled to on.")));
 }
 
 /* The oid of the function obix.guard(), InvalidOid without the extension. */

@@ -45,6 +45,9 @@ extern Relation obix_open(Oid relid, LOCKMODE lockmode, ObixRelation **known);
 extern ObixOutbox *obix_attach(Relation parent, ObixRelation *known);
 
 extern const char *obix_why_not_ready(Relation parent);
+extern void obix_check_ready(Relation parent);
+extern void obix_check_writable(const char *function);
+extern void obix_check_enabled(const char *function);
 extern Oid	obix_guard_oid(void);
 extern void obix_check_columns(Relation rel);
 extern void obix_check_insertable(Relation rel);
