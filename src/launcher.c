@@ -38,6 +38,7 @@
 
 #include "obix.h"
 #include "outbox.h"
+#include "work.h"
 #include "worker.h"
 
 /* Visits at the same time: the rest is for databases that ask */

@@ -17,12 +17,6 @@
 #include "storage/latch.h"
 #include "storage/lwlock.h"
 
-/* What a worker is asked to do for an outbox: bits of ObixOutbox.work */
-#define OBIX_WORK_PREMAKE	0x01	/* partitions fall due */
-#define OBIX_WORK_FILL		0x02	/* suspect_from may be moved up */
-#define OBIX_WORK_RECOVER	0x04	/* rows went to DEFAULT */
-#define OBIX_WORK_NOTIFY	0x08	/* events were committed */
-
 /*
  * Work that fails is tried again later, but what holds up one kind must not
  * delay the other: readers wait for FILL.
@@ -115,6 +109,18 @@ typedef struct ObixWorker
 
 #define OBIX_MAX_WORKERS	8
 
+/* What all outboxes share */
+typedef struct ObixShared
+{
+	LWLock	   *lock;			/* protects which entries are in use */
+	LWLock	   *worker_lock;	/* protects launcher and workers */
+	Latch	   *launcher;		/* NULL while there is none */
+	ObixWorker	workers[OBIX_MAX_WORKERS];
+	pg_atomic_uint32 undecided; /* entries whose undecided is not 0 */
+} ObixShared;
+
+extern ObixShared *obix_shared;
+
 extern void obix_shmem_request(void);
 extern void obix_shmem_startup(void);
 extern bool obix_is_preloaded(void);
@@ -138,27 +144,5 @@ extern void obix_end_walk(ObixOutbox *outbox, int64 next, int64 undecided);
 extern bool obix_get_position(ObixOutbox *outbox, Oid relation, int32 id,
 							  ObixPosition *position);
 extern void obix_premake_done(ObixOutbox *outbox, int64 head, int64 next);
-
-/* workers */
-extern void obix_request_work(ObixOutbox *outbox, uint32 work);
-extern bool obix_has_undecided(void);
-extern void obix_request_undecided(void);
-extern uint32 obix_due_work(ObixOutbox *outbox, TimestampTz now, Oid *database,
-							Oid *relation, TimestampTz *retry_at);
-extern void obix_take_work(ObixOutbox *outbox, uint32 work);
-extern void obix_set_launcher(Latch *latch);
-extern void obix_wake_launcher(void);
-extern int	obix_reserve_worker(Oid database);
-extern bool obix_free_worker(int place);
-extern bool obix_worker_on_duty(int place);
-extern Oid	obix_worker_database(int place);
-extern void obix_enter_worker(int place);
-extern void obix_leave_worker(int place, bool done);
-extern int	obix_worker_pid(Oid database);
-extern bool obix_record_failure(ObixOutbox *outbox, ObixTroubleKind kind,
-								const char *message, bool busy);
-extern bool obix_record_success(ObixOutbox *outbox, ObixTroubleKind kind);
-extern void obix_get_trouble(ObixOutbox *outbox, ObixTroubleKind kind,
-							 ObixTrouble *trouble);
 
 #endif							/* OBIX_OUTBOX_H */

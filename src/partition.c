@@ -49,6 +49,7 @@
 #include "obix.h"
 #include "partition.h"
 #include "relation.h"
+#include "work.h"
 
 /* Partitions to attach under one lock, at most */
 #define MAX_ATTACH		8

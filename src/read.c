@@ -20,6 +20,7 @@
 #include "access/detoast.h"
 #include "access/heaptoast.h"
 #include "access/table.h"
+#include "access/xact.h"
 #include "access/xlog.h"
 #include "funcapi.h"
 #include "miscadmin.h"
@@ -490,12 +491,12 @@ drop_snapshot(void)
 		PopActiveSnapshot();
 	}
 	InvalidateCatalogSnapshot();
-	if (HaveRegisteredOrActiveSnapshot())
+	if (IsSubTransaction() || HaveRegisteredOrActiveSnapshot())
 		ereport(ERROR,
 				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
 				 errmsg("cannot wait while the transaction keeps a snapshot"),
 				 errdetail("An old snapshot would hold back VACUUM for as long as it waits."),
-				 errhint("Call obix.wait by itself, under READ COMMITTED, with no cursor open and not from within a function.")));
+				 errhint("Call obix.wait by itself, under READ COMMITTED, with no savepoint or cursor open, and not from within a function.")));
 }
 
 /* Is the next row visible to a new snapshot? */

@@ -31,6 +31,7 @@
 #include "insert.h"
 #include "partition.h"
 #include "relation.h"
+#include "work.h"
 
 /* Stranded rows that the worker moves, where they are in several gaps */
 #define MAX_MOVED		10000

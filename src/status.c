@@ -20,6 +20,7 @@
 #include "bounds.h"
 #include "partition.h"
 #include "relation.h"
+#include "work.h"
 
 PG_FUNCTION_INFO_V1(obix_partitions);
 PG_FUNCTION_INFO_V1(obix_outbox_state);

@@ -40,6 +40,7 @@
 #include "partition.h"
 #include "registry.h"
 #include "relation.h"
+#include "work.h"
 #include "worker.h"
 
 /* Between looks for the end of a prepared transaction */

@@ -19,6 +19,7 @@
 #include "utils/memutils.h"
 
 #include "obix.h"
+#include "work.h"
 #include "xact.h"
 
 /* Contiguous sequences, from <= sequence <= to */

@@ -1,0 +1,316 @@
+/*-------------------------------------------------------------------------
+ *
+ * work.c
+ *	  Asking for maintenance of outboxes, and who does it.
+ *
+ * A request is a bit in shared memory that stays set until a worker takes it,
+ * so it cannot be lost; the latch of the database's worker, or of the launcher
+ * while there is none, is set so that it is seen at once.
+ *
+ * Copyright (c) 2026, the obix authors
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "mb/pg_wchar.h"
+#include "miscadmin.h"
+#include "storage/proc.h"
+#include "utils/timestamp.h"
+
+#include "obix.h"
+#include "work.h"
+
+/*
+ * Retries of failed maintenance: the first and the longest delay, in
+ * milliseconds.  That somebody holds a lock is worth a log message only when
+ * it has gone on for a while.
+ */
+#define FIRST_RETRY_MS		100
+#define MAX_BUSY_RETRY_MS	5000
+#define MAX_ERROR_RETRY_MS	60000
+#define REPORT_BUSY_AFTER	6
+
+/*
+ * Ask for work on an outbox.  The bits stay set until a worker takes them, so
+ * a request cannot be lost; who finds them set already need not wake anybody.
+ * Raises nothing.
+ */
+void
+obix_request_work(ObixOutbox *outbox, uint32 work)
+{
+	Latch	   *latch;
+
+	if ((pg_atomic_fetch_or_u32(&outbox->work, work) & work) == work)
+		return;
+
+	LWLockAcquire(obix_shared->worker_lock, LW_SHARED);
+	latch = obix_shared->launcher;
+	for (int i = 0; i < OBIX_MAX_WORKERS; i++)
+	{
+		ObixWorker *worker = &obix_shared->workers[i];
+
+		if (worker->latch != NULL && worker->database == outbox->database)
+			latch = worker->latch;
+	}
+	if (latch != NULL)
+		SetLatch(latch);
+	LWLockRelease(obix_shared->worker_lock);
+}
+
+/* Does any outbox wait for the end of a prepared transaction? */
+bool
+obix_has_undecided(void)
+{
+	return pg_atomic_read_u32(&obix_shared->undecided) != 0;
+}
+
+/*
+ * A transaction of this database ended that may have been COMMIT PREPARED or
+ * ROLLBACK PREPARED: have the outboxes looked at that wait for one.
+ */
+void
+obix_request_undecided(void)
+{
+	if (likely(!obix_has_undecided()))
+		return;
+
+	for (int i = 0; i < obix_max_outboxes; i++)
+	{
+		ObixOutbox *outbox = obix_nth_outbox(i);
+
+		if (outbox->database == MyDatabaseId && outbox->undecided != 0)
+			obix_request_work(outbox, OBIX_WORK_FILL);
+	}
+}
+
+void
+obix_set_launcher(Latch *latch)
+{
+	LWLockAcquire(obix_shared->worker_lock, LW_EXCLUSIVE);
+	obix_shared->launcher = latch;
+	LWLockRelease(obix_shared->worker_lock);
+}
+
+void
+obix_wake_launcher(void)
+{
+	LWLockAcquire(obix_shared->worker_lock, LW_SHARED);
+	if (obix_shared->launcher != NULL)
+		SetLatch(obix_shared->launcher);
+	LWLockRelease(obix_shared->worker_lock);
+}
+
+/* The work that is delayed by each kind of trouble */
+static const uint32 work_of_kind[OBIX_TROUBLE_KINDS] = {
+	[OBIX_TROUBLE_ROWS] = OBIX_WORK_FILL | OBIX_WORK_NOTIFY,
+	[OBIX_TROUBLE_PARTITIONS] = OBIX_WORK_PREMAKE | OBIX_WORK_RECOVER,
+};
+
+/*
+ * The work on an outbox that may be done now.  retry_at: when that changes by
+ * itself because something else may be tried again, 0 if it does not.
+ */
+uint32
+obix_due_work(ObixOutbox *outbox, TimestampTz now, Oid *database,
+			  Oid *relation, TimestampTz *retry_at)
+{
+	uint32		work = pg_atomic_read_u32(&outbox->work);
+
+	*retry_at = 0;
+	if (work == 0)
+		return 0;
+
+	LWLockAcquire(outbox->lock, LW_SHARED);
+	*database = outbox->database;
+	*relation = outbox->relation;
+	for (int kind = 0; kind < OBIX_TROUBLE_KINDS; kind++)
+	{
+		TimestampTz when = outbox->troubles[kind].retry_at;
+
+		if (when <= now || (work & work_of_kind[kind]) == 0)
+			continue;
+		work &= ~work_of_kind[kind];
+		if (*retry_at == 0 || when < *retry_at)
+			*retry_at = when;
+	}
+	LWLockRelease(outbox->lock);
+	return OidIsValid(*database) ? work : 0;
+}
+
+/* Take work on an outbox.  What is asked for from now on is new work. */
+void
+obix_take_work(ObixOutbox *outbox, uint32 work)
+{
+	pg_atomic_fetch_and_u32(&outbox->work, ~work);
+}
+
+/*
+ * Take a place for a worker of a database.  Returns -1 if all are taken, or
+ * the database has its worker.
+ */
+int
+obix_reserve_worker(Oid database)
+{
+	int			place = -1;
+
+	LWLockAcquire(obix_shared->worker_lock, LW_EXCLUSIVE);
+	for (int i = 0; i < OBIX_MAX_WORKERS; i++)
+	{
+		ObixWorker *worker = &obix_shared->workers[i];
+
+		if (worker->database == database)
+		{
+			place = -1;
+			break;
+		}
+		if (place < 0 && !OidIsValid(worker->database))
+			place = i;
+	}
+	if (place >= 0)
+	{
+		obix_shared->workers[place].database = database;
+		obix_shared->workers[place].done = false;
+	}
+	LWLockRelease(obix_shared->worker_lock);
+	return place;
+}
+
+/* Free the place of a worker that has stopped; returns whether it was done. */
+bool
+obix_free_worker(int place)
+{
+	ObixWorker *worker = &obix_shared->workers[place];
+	bool		done;
+
+	LWLockAcquire(obix_shared->worker_lock, LW_EXCLUSIVE);
+	done = worker->done;
+	memset(worker, 0, sizeof(ObixWorker));
+	LWLockRelease(obix_shared->worker_lock);
+	return done;
+}
+
+bool
+obix_worker_on_duty(int place)
+{
+	bool		on_duty;
+
+	LWLockAcquire(obix_shared->worker_lock, LW_SHARED);
+	on_duty = obix_shared->workers[place].pid != 0;
+	LWLockRelease(obix_shared->worker_lock);
+	return on_duty;
+}
+
+/* The database that a worker was started for. */
+Oid
+obix_worker_database(int place)
+{
+	Oid			database;
+
+	LWLockAcquire(obix_shared->worker_lock, LW_SHARED);
+	database = obix_shared->workers[place].database;
+	LWLockRelease(obix_shared->worker_lock);
+	return database;
+}
+
+/* A worker reports for duty. */
+void
+obix_enter_worker(int place)
+{
+	ObixWorker *worker = &obix_shared->workers[place];
+
+	LWLockAcquire(obix_shared->worker_lock, LW_EXCLUSIVE);
+	worker->pid = MyProcPid;
+	worker->latch = &MyProc->procLatch;
+	LWLockRelease(obix_shared->worker_lock);
+}
+
+/* A worker goes off duty: from now on the launcher is woken in its stead. */
+void
+obix_leave_worker(int place, bool done)
+{
+	ObixWorker *worker = &obix_shared->workers[place];
+
+	LWLockAcquire(obix_shared->worker_lock, LW_EXCLUSIVE);
+	if (worker->pid == MyProcPid)
+	{
+		worker->pid = 0;
+		worker->latch = NULL;
+		worker->done = done;
+	}
+	LWLockRelease(obix_shared->worker_lock);
+	obix_wake_launcher();
+}
+
+/* The process that works for a database, 0 if none does. */
+int
+obix_worker_pid(Oid database)
+{
+	int			pid = 0;
+
+	LWLockAcquire(obix_shared->worker_lock, LW_SHARED);
+	for (int i = 0; i < OBIX_MAX_WORKERS; i++)
+	{
+		if (obix_shared->workers[i].database == database)
+			pid = obix_shared->workers[i].pid;
+	}
+	LWLockRelease(obix_shared->worker_lock);
+	return pid;
+}
+
+/*
+ * Maintenance of an outbox failed: it is tried again after a delay that doubles
+ * with each failure.  busy: because somebody holds a lock.  Returns whether the
+ * log should know.
+ */
+bool
+obix_record_failure(ObixOutbox *outbox, ObixTroubleKind kind,
+					const char *message, bool busy)
+{
+	ObixTrouble *trouble = &outbox->troubles[kind];
+	TimestampTz now = GetCurrentTimestamp();
+	char		clipped[OBIX_ERROR_LENGTH];
+	bool		report;
+	int			delay;
+
+	strlcpy(clipped, message, OBIX_ERROR_LENGTH);
+	clipped[pg_mbcliplen(clipped, strlen(clipped), OBIX_ERROR_LENGTH - 1)] = '\0';
+
+	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
+	delay = Min(FIRST_RETRY_MS << Min(trouble->failures, 16),
+				busy ? MAX_BUSY_RETRY_MS : MAX_ERROR_RETRY_MS);
+	trouble->failures++;
+	trouble->retry_at = TimestampTzPlusMilliseconds(now, delay);
+	report = busy ? trouble->failures == REPORT_BUSY_AFTER :
+		strcmp(trouble->last_error, clipped) != 0;
+	trouble->reported |= report;
+	strlcpy(trouble->last_error, clipped, OBIX_ERROR_LENGTH);
+	LWLockRelease(outbox->lock);
+	return report;
+}
+
+/*
+ * Maintenance of an outbox succeeded; returns whether the log knows that it had
+ * failed.
+ */
+bool
+obix_record_success(ObixOutbox *outbox, ObixTroubleKind kind)
+{
+	bool		reported;
+
+	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
+	reported = outbox->troubles[kind].reported;
+	memset(&outbox->troubles[kind], 0, sizeof(ObixTrouble));
+	LWLockRelease(outbox->lock);
+	return reported;
+}
+
+/* How maintenance fares. */
+void
+obix_get_trouble(ObixOutbox *outbox, ObixTroubleKind kind,
+				 ObixTrouble *trouble)
+{
+	LWLockAcquire(outbox->lock, LW_SHARED);
+	*trouble = outbox->troubles[kind];
+	LWLockRelease(outbox->lock);
+}

@@ -1,0 +1,42 @@
+/*-------------------------------------------------------------------------
+ *
+ * work.h
+ *	  Asking for maintenance of outboxes, and who does it.
+ *
+ * Copyright (c) 2026, the obix authors
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef OBIX_WORK_H
+#define OBIX_WORK_H
+
+#include "outbox.h"
+
+/* What a worker is asked to do for an outbox: bits of ObixOutbox.work */
+#define OBIX_WORK_PREMAKE	0x01	/* partitions fall due */
+#define OBIX_WORK_FILL		0x02	/* suspect_from may be moved up */
+#define OBIX_WORK_RECOVER	0x04	/* rows went to DEFAULT */
+#define OBIX_WORK_NOTIFY	0x08	/* events were committed */
+
+extern void obix_request_work(ObixOutbox *outbox, uint32 work);
+extern bool obix_has_undecided(void);
+extern void obix_request_undecided(void);
+extern uint32 obix_due_work(ObixOutbox *outbox, TimestampTz now, Oid *database,
+							Oid *relation, TimestampTz *retry_at);
+extern void obix_take_work(ObixOutbox *outbox, uint32 work);
+extern void obix_set_launcher(Latch *latch);
+extern void obix_wake_launcher(void);
+extern int	obix_reserve_worker(Oid database);
+extern bool obix_free_worker(int place);
+extern bool obix_worker_on_duty(int place);
+extern Oid	obix_worker_database(int place);
+extern void obix_enter_worker(int place);
+extern void obix_leave_worker(int place, bool done);
+extern int	obix_worker_pid(Oid database);
+extern bool obix_record_failure(ObixOutbox *outbox, ObixTroubleKind kind,
+								const char *message, bool busy);
+extern bool obix_record_success(ObixOutbox *outbox, ObixTroubleKind kind);
+extern void obix_get_trouble(ObixOutbox *outbox, ObixTroubleKind kind,
+							 ObixTrouble *trouble);
+
+#endif							/* OBIX_WORK_H */
