@@ -64,7 +64,7 @@ typedef struct ObixStarted
 } ObixStarted;
 
 static ObixStarted started[OBIX_MAX_WORKERS];
-static ObixUnwell *unwell;	/* array of obix_max_outboxes */
+static ObixUnwell *unwell;		/* array of obix_max_outboxes */
 static List *visits = NIL;		/* databases still to be visited */
 static TimestampTz no_worker_until = 0; /* when all worker slots were taken */
 
@@ -197,7 +197,7 @@ reap_workers(TimestampTz now)
 
 			sick->failures++;
 			sick->retry_at = TimestampTzPlusMilliseconds(now,
-															Min(delay, MAX_DELAY_MS));
+														 Min(delay, MAX_DELAY_MS));
 		}
 	}
 }
@@ -299,7 +299,7 @@ obix_launcher_main(Datum arg)
 	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
 
 	unwell = MemoryContextAllocZero(TopMemoryContext,
-									  obix_max_outboxes * sizeof(ObixUnwell));
+									obix_max_outboxes * sizeof(ObixUnwell));
 	before_shmem_exit(forget_launcher, (Datum) 0);
 	obix_set_launcher(MyLatch);
 	list_visits();

@@ -266,7 +266,7 @@ obix_free_outboxes(Oid database, Oid relation)
 	{
 		ObixOutbox *outbox = obix_nth_outbox(i);
 		bool		match = outbox->database == database &&
-		(!OidIsValid(relation) || outbox->relation == relation);
+			(!OidIsValid(relation) || outbox->relation == relation);
 
 		if (!match)
 			continue;

@@ -128,7 +128,7 @@ static void
 end_scan(SysScanDesc scan)
 {
 	Snapshot	snapshot = scan->iscan ? scan->iscan->xs_snapshot :
-	scan->scan->rs_snapshot;
+		scan->scan->rs_snapshot;
 
 	systable_endscan(scan);
 	UnregisterSnapshot(snapshot);

@@ -48,6 +48,7 @@ static const struct
 	const char *name;
 	Oid			type;
 }			event_columns[Natts_event] =
+
 {
 	{"sequence", INT8OID},
 	{"id", UUIDOID},

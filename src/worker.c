@@ -164,7 +164,7 @@ report_failure(ObixOutbox *outbox, const char *name, ErrorData *error,
 			   ObixTroubleKind kind, uint32 work)
 {
 	bool		busy = error->sqlerrcode == ERRCODE_LOCK_NOT_AVAILABLE ||
-	error->sqlerrcode == ERRCODE_T_R_DEADLOCK_DETECTED;
+		error->sqlerrcode == ERRCODE_T_R_DEADLOCK_DETECTED;
 
 	if (outbox == NULL ||
 		obix_record_failure(outbox, kind, error->message, busy))
