@@ -21,14 +21,17 @@
 #include "access/stratnum.h"
 #include "access/table.h"
 #include "access/tableam.h"
+#include "catalog/pg_index.h"
 #include "miscadmin.h"
 #include "partitioning/partbounds.h"
 #include "partitioning/partdesc.h"
 #include "utils/fmgroids.h"
 #include "utils/partcache.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 
 #include "bounds.h"
+#include "compat.h"
 
 /* The bound before a range of the descriptor, as a number. */
 static int64
@@ -124,6 +127,27 @@ obix_partitions_end(Relation parent)
 }
 
 /*
+ * The primary key of an outbox or a leaf, InvalidOid if it has none that is
+ * valid; for an outbox that is, if one of its leaves has none.
+ */
+Oid
+obix_primary_key(Relation rel)
+{
+	HeapTuple	tuple;
+	bool		valid;
+
+	list_free(RelationGetIndexList(rel));	/* sets rd_pkindex */
+	if (!OidIsValid(rel->rd_pkindex))
+		return InvalidOid;
+	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(rel->rd_pkindex));
+	if (!HeapTupleIsValid(tuple))
+		return InvalidOid;
+	valid = ((Form_pg_index) GETSTRUCT(tuple))->indisvalid;
+	ReleaseSysCache(tuple);
+	return valid ? rel->rd_pkindex : InvalidOid;
+}
+
+/*
  * Begin a walk over the rows of a leaf with from <= sequence < to, in either
  * direction.  The caller holds a lock on the leaf.
  */
@@ -132,10 +156,8 @@ obix_begin_scan(ObixScan *scan, Relation leaf, Snapshot snapshot,
 				int64 from, int64 to, ScanDirection direction)
 {
 	ScanKeyData keys[2];
-	Oid			primary_key;
+	Oid			primary_key = obix_primary_key(leaf);
 
-	RelationGetIndexList(leaf); /* sets rd_pkindex */
-	primary_key = leaf->rd_pkindex;
 	if (!OidIsValid(primary_key))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -151,7 +173,7 @@ obix_begin_scan(ObixScan *scan, Relation leaf, Snapshot snapshot,
 	scan->index = index_open(primary_key, AccessShareLock);
 	scan->slot = table_slot_create(leaf, NULL);
 	scan->direction = direction;
-	scan->scan = index_beginscan(leaf, scan->index, snapshot, 2, 0);
+	scan->scan = index_beginscan(leaf, scan->index, snapshot, NULL, 2, 0);
 	index_rescan(scan->scan, keys, 2, NULL, 0);
 }
 

@@ -45,6 +45,7 @@ extern bool obix_next_leaf(Relation parent, ObixLeaf *leaf);
 extern Oid	obix_default_leaf(Relation parent);
 extern int64 obix_partitions_end(Relation parent);
 
+extern Oid	obix_primary_key(Relation rel);
 extern void obix_begin_scan(ObixScan *scan, Relation leaf, Snapshot snapshot,
 							int64 from, int64 to, ScanDirection direction);
 extern bool obix_next_row(ObixScan *scan, int64 *sequence);

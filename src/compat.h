@@ -4,6 +4,7 @@
  *	  What differs between the PostgreSQL releases that obix supports.
  *
  * The newest spelling is used everywhere; older servers get it from here.
+ * Dropping a release is dropping its block.
  *
  * Copyright (c) 2026, the obix authors
  *
@@ -12,13 +13,46 @@
 #ifndef OBIX_COMPAT_H
 #define OBIX_COMPAT_H
 
-#include "storage/backendid.h"
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "executor/executor.h"
+#include "storage/proc.h"
+#include "storage/procarray.h"
+#include "storage/sinvaladt.h"
+#include "utils/acl.h"
+#include "utils/backend_status.h"
 
 #if PG_VERSION_NUM < 150000
 #error "obix needs PostgreSQL 15 or later"
 #endif
 
-/* PG17: ProcNumber replaces BackendId; both count from 0 here */
-#define MyProcNumber	(MyBackendId - 1)
+/* PG18: more arguments, of which obix needs none */
+#if PG_VERSION_NUM < 180000
+#define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys) \
+	index_beginscan(heap, index, snapshot, nkeys, norderbys)
+#define heap_form_minimal_tuple(desc, values, isnull, extra) \
+	heap_form_minimal_tuple(desc, values, isnull)
+#endif
+
+/* PG17: ProcNumber, from 0, replaces BackendId, from 1 */
+#if PG_VERSION_NUM < 170000
+#include "storage/backendid.h"
+#define MyProcNumber		(MyBackendId - 1)
+#define INVALID_PROC_NUMBER InvalidBackendId
+#define procNumber			backendId	/* of a VirtualTransactionId */
+#define ProcNumberGetProc	BackendIdGetProc
+#define pgstat_get_beentry_by_proc_number	pgstat_fetch_stat_beentry
+#define PROC_LXID(proc)		((proc)->lxid)
+#else
+#define PROC_LXID(proc)		((proc)->vxid.lxid)
+#endif
+
+/* PG16 */
+#if PG_VERSION_NUM < 160000
+#define object_ownercheck(class, object, role) \
+	pg_class_ownercheck(object, role)
+#define ExecInsertIndexTuples(info, slot, estate, update, no_dup_error, spec_conflict, arbiters, only_summarizing) \
+	ExecInsertIndexTuples(info, slot, estate, update, no_dup_error, spec_conflict, arbiters)
+#endif
 
 #endif							/* OBIX_COMPAT_H */

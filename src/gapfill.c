@@ -38,6 +38,7 @@
 #include "utils/uuid.h"
 
 #include "bounds.h"
+#include "compat.h"
 #include "gapfill.h"
 #include "registry.h"
 #include "relation.h"
@@ -100,7 +101,7 @@ form_placeholder(void)
 	isnull[Anum_event_id - 1] = false;
 	values[Anum_event_recorded_at - 1] = TimestampTzGetDatum(0);
 	isnull[Anum_event_recorded_at - 1] = false;
-	return heap_form_minimal_tuple(obix_event_desc(), values, isnull);
+	return heap_form_minimal_tuple(obix_event_desc(), values, isnull, 0);
 }
 
 /*

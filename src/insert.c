@@ -123,7 +123,7 @@ look_at(Relation leaf)
 		if (!HeapTupleIsValid(tuple))
 			continue;
 		form = (Form_pg_index) GETSTRUCT(tuple);
-		if (index != leaf->rd_pkindex &&
+		if (!form->indisprimary &&
 			(form->indisunique || form->indisexclusion))
 			guarded.may_refuse = true;
 		ReleaseSysCache(tuple);

@@ -15,6 +15,7 @@
 
 #include "access/table.h"
 #include "access/xact.h"
+#include "catalog/pg_class.h"
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "storage/latch.h"
@@ -25,6 +26,7 @@
 #include "utils/syscache.h"
 #include "utils/wait_event.h"
 
+#include "compat.h"
 #include "gapfill.h"
 #include "obix.h"
 #include "outbox.h"
@@ -142,7 +144,7 @@ maintain_all(FunctionCallInfo fcinfo, ObixTask task)
 		ObixRegistryRow *row = lfirst(cell);
 
 		if (SearchSysCacheExists1(RELOID, ObjectIdGetDatum(row->outbox)) &&
-			pg_class_ownercheck(row->outbox, GetUserId()))
+			object_ownercheck(RelationRelationId, row->outbox, GetUserId()))
 			total += attempt(row->outbox, task);
 	}
 	return total;

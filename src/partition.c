@@ -37,15 +37,13 @@
 #include "storage/bufmgr.h"
 #include "storage/lmgr.h"
 #include "storage/lock.h"
-#include "storage/proc.h"
-#include "storage/sinvaladt.h"
-#include "utils/backend_status.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "bounds.h"
+#include "compat.h"
 #include "obix.h"
 #include "partition.h"
 #include "relation.h"
@@ -309,11 +307,11 @@ look_at_holders(Oid parent, LOCKMODE mode)
 		PgBackendStatus *status;
 
 		/* a prepared transaction keeps the virtual xid of its session */
-		if (vxids[i].backendId != InvalidBackendId)
-			proc = BackendIdGetProc(vxids[i].backendId);
-		if (proc == NULL || proc->lxid != vxids[i].localTransactionId)
+		if (vxids[i].procNumber != INVALID_PROC_NUMBER)
+			proc = ProcNumberGetProc(vxids[i].procNumber);
+		if (proc == NULL || PROC_LXID(proc) != vxids[i].localTransactionId)
 			continue;
-		status = pgstat_fetch_stat_beentry(vxids[i].backendId);
+		status = pgstat_get_beentry_by_proc_number(vxids[i].procNumber);
 		if (status == NULL || status->st_state != STATE_IDLEINTRANSACTION)
 			holders.active = true;
 		else if (TimestampDifferenceExceeds(status->st_state_start_timestamp,

@@ -160,8 +160,7 @@ primary_key_of(Oid relid)
 	Relation	rel = table_open(relid, AccessShareLock);
 	Oid			index;
 
-	RelationGetIndexList(rel);	/* sets rd_pkindex */
-	index = rel->rd_pkindex;
+	index = obix_primary_key(rel);
 	table_close(rel, NoLock);
 	return index;
 }

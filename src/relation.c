@@ -37,6 +37,7 @@
 #include "utils/rls.h"
 
 #include "bounds.h"
+#include "compat.h"
 #include "obix.h"
 #include "registry.h"
 #include "relation.h"
@@ -215,8 +216,7 @@ obix_why_not_ready(Relation parent)
 	Oid			guard = obix_guard_oid();
 	TriggerDesc *triggers = parent->trigdesc;
 
-	RelationGetIndexList(parent);	/* sets rd_pkindex */
-	if (!OidIsValid(parent->rd_pkindex))
+	if (!OidIsValid(obix_primary_key(parent)))
 		return "valid primary key";
 
 	for (int i = 0; triggers != NULL && i < triggers->numtriggers; i++)
@@ -379,7 +379,7 @@ obix_check_privilege(Oid relid, AclMode mode)
 void
 obix_check_owner(Oid relid)
 {
-	if (!pg_class_ownercheck(relid, GetUserId()))
+	if (!object_ownercheck(RelationRelationId, relid, GetUserId()))
 		aclcheck_error(ACLCHECK_NOT_OWNER, OBJECT_TABLE, get_rel_name(relid));
 }
 

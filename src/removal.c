@@ -209,8 +209,7 @@ lose_leaf(Oid leaf_relid, Oid parent_relid)
 	int64		above;
 
 	InitDirtySnapshot(dirty);
-	RelationGetIndexList(leaf);
-	if (known != NULL && OidIsValid(leaf->rd_pkindex) &&
+	if (known != NULL && OidIsValid(obix_primary_key(leaf)) &&
 		obix_highest_in(leaf, &dirty, PG_INT64_MIN, PG_INT64_MAX, &highest) &&
 		!obix_oldest_row(parent, &dirty, highest + 1, &above))
 		obix_raise_resolved(parent_relid,

@@ -23,6 +23,7 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
+#include "compat.h"
 #include "relation.h"
 #include "writer.h"
 #include "xact.h"
@@ -80,7 +81,8 @@ flush_batch(ObixWriter *writer)
 	for (int i = 0; i < writer->nrows; i++)
 	{
 		(void) ExecInsertIndexTuples(writer->info, writer->slots[i],
-									 writer->estate, false, false, NULL, NIL);
+									 writer->estate, false, false, NULL, NIL,
+									 false);
 		ExecClearTuple(writer->slots[i]);
 		ResetPerTupleExprContext(writer->estate);
 	}
