@@ -7,7 +7,10 @@
  * Ordinary table privileges on an outbox govern what may be done with it:
  * INSERT publishes, SELECT reads, ownership administers.  So the schema and
  * its functions are open to everybody, and each function checks.
+ *
+ * The schema is made here, so that one that somebody has prepared is refused.
  */
+CREATE SCHEMA obix;
 COMMENT ON SCHEMA obix IS 'transactional outbox: functions, registry and views of the extension obix';
 GRANT USAGE ON SCHEMA obix TO PUBLIC;
 
@@ -43,7 +46,7 @@ CREATE TABLE obix.outbox (
 	CONSTRAINT outbox_pkey PRIMARY KEY (outbox),
 	CONSTRAINT outbox_id_key UNIQUE (id),
 	CONSTRAINT outbox_partition_width_check CHECK (partition_width >= 1),
-	CONSTRAINT outbox_premake_check CHECK (premake >= 0),
+	CONSTRAINT outbox_premake_check CHECK (premake BETWEEN 0 AND 10000),
 	CONSTRAINT outbox_resolved_check CHECK (resolved >= 0)
 );
 
@@ -102,7 +105,7 @@ AS 'MODULE_PATHNAME', 'obix_create_outbox'
 LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION obix.create_outbox(text, bigint, integer) IS
-'create an outbox, a partitioned table owned by the caller: its name, the sequences in a partition (at least 1), and how many partitions to keep ready ahead (at least 0)';
+'create an outbox, a partitioned table owned by the caller: its name, the sequences in a partition (at least 1), and how many partitions to keep ready ahead (0 to 10000)';
 
 CREATE FUNCTION obix.drop_outbox(outbox regclass, force boolean DEFAULT false)
 RETURNS void

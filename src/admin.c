@@ -31,6 +31,9 @@
 #include "registry.h"
 #include "relation.h"
 
+/* Partitions to keep ready, at most; also in the SQL script */
+#define MAX_PREMAKE		10000
+
 PG_FUNCTION_INFO_V1(obix_create_outbox);
 PG_FUNCTION_INFO_V1(obix_alter_outbox);
 PG_FUNCTION_INFO_V1(obix_drop_outbox);
@@ -49,10 +52,10 @@ check_width(int64 width)
 static void
 check_premake(int32 premake)
 {
-	if (premake < 0)
+	if (premake < 0 || premake > MAX_PREMAKE)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("premake must not be negative"),
+				 errmsg("premake must be between 0 and %d", MAX_PREMAKE),
 				 errdetail("It is the number of partitions to keep ready, and %d was given.",
 						   premake)));
 }
@@ -127,9 +130,11 @@ obix_create_outbox(PG_FUNCTION_ARGS)
 	Oid			namespace;
 	Oid			relid;
 	Oid			leaf;
+	ObixRelation *known;
+	Relation	parent;
 	int			nestlevel;
 
-	obix_check_writable("obix.create_outbox()");
+	obix_check_enabled("obix.create_outbox()");
 	check_width(width);
 	check_premake(premake);
 	namespace = creation_namespace(qualified_name, &name);
@@ -146,6 +151,11 @@ obix_create_outbox(PG_FUNCTION_ARGS)
 	obix_execute("ALTER TABLE %s ATTACH PARTITION %s DEFAULT",
 				 obix_quote_relation(relid), obix_quote_relation(leaf));
 	obix_add_partitions(relid, 0, width, premake + 1);
+
+	/* where there is no room, it is the creator who hears of it */
+	parent = obix_open(relid, AccessShareLock, &known);
+	(void) obix_attach(parent, known);
+	table_close(parent, NoLock);
 
 	AtEOXact_GUC(false, nestlevel);
 	PG_RETURN_OID(relid);
@@ -201,7 +211,7 @@ obix_drop_outbox(PG_FUNCTION_ARGS)
 
 	obix_check_writable("obix.drop_outbox()");
 	obix_check_owner(relid);
-	table_close(obix_open(relid, AccessShareLock, &known), NoLock);
+	table_close(obix_open(relid, AccessExclusiveLock, &known), NoLock);
 	obix_execute("DROP TABLE %s %s", obix_quote_relation(relid),
 				 force ? "CASCADE" : "RESTRICT");
 	PG_RETURN_VOID();

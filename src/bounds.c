@@ -21,6 +21,7 @@
 #include "access/stratnum.h"
 #include "access/table.h"
 #include "access/tableam.h"
+#include "catalog/pg_class.h"
 #include "catalog/pg_index.h"
 #include "miscadmin.h"
 #include "partitioning/partbounds.h"
@@ -83,12 +84,6 @@ obix_find_leaf(Relation parent, int64 sequence, ObixLeaf *leaf)
 		index = bounds->default_index;
 	if (index < 0)
 		return;
-	if (!desc->is_leaf[index])
-		ereport(ERROR,
-				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("partition of outbox \"%s\" is itself partitioned",
-						RelationGetRelationName(parent)),
-				 errhint("Detach it, and attach tables that hold rows.")));
 	leaf->relid = desc->oids[index];
 }
 
@@ -127,13 +122,15 @@ obix_partitions_end(Relation parent)
 }
 
 /*
- * The primary key of an outbox or a leaf, InvalidOid if it has none that is
- * valid; for an outbox that is, if one of its leaves has none.
+ * The primary key of an outbox or a leaf, if it is valid and on the sequence
+ * alone, else InvalidOid.  That of an outbox is valid if those of all leaves
+ * are.
  */
 Oid
 obix_primary_key(Relation rel)
 {
 	HeapTuple	tuple;
+	Form_pg_index form;
 	bool		valid;
 
 	list_free(RelationGetIndexList(rel));	/* sets rd_pkindex */
@@ -142,9 +139,40 @@ obix_primary_key(Relation rel)
 	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(rel->rd_pkindex));
 	if (!HeapTupleIsValid(tuple))
 		return InvalidOid;
-	valid = ((Form_pg_index) GETSTRUCT(tuple))->indisvalid;
+	form = (Form_pg_index) GETSTRUCT(tuple);
+	valid = form->indisvalid && form->indnkeyatts == 1 &&
+		form->indkey.values[0] == Anum_event_sequence;
 	ReleaseSysCache(tuple);
 	return valid ? rel->rd_pkindex : InvalidOid;
+}
+
+/*
+ * Can a partition be walked?  Its owner may have attached something else.
+ */
+bool
+obix_can_scan(Relation leaf)
+{
+	return leaf->rd_rel->relkind == RELKIND_RELATION &&
+		obix_has_columns(leaf) && OidIsValid(obix_primary_key(leaf));
+}
+
+/* Error out unless a partition can be walked. */
+static void
+check_scan(Relation leaf)
+{
+	if (leaf->rd_rel->relkind != RELKIND_RELATION)
+		ereport(ERROR,
+				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
+				 errmsg("partition \"%s\" is not an ordinary table",
+						RelationGetRelationName(leaf)),
+				 errhint("Detach it, and attach tables that hold rows.")));
+	obix_check_columns(leaf);
+	if (!OidIsValid(obix_primary_key(leaf)))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("partition \"%s\" has no valid primary key on the sequence",
+						RelationGetRelationName(leaf)),
+				 errhint("REINDEX it, or add the primary key on the sequence.")));
 }
 
 /*
@@ -156,21 +184,14 @@ obix_begin_scan(ObixScan *scan, Relation leaf, Snapshot snapshot,
 				int64 from, int64 to, ScanDirection direction)
 {
 	ScanKeyData keys[2];
-	Oid			primary_key = obix_primary_key(leaf);
 
-	if (!OidIsValid(primary_key))
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("partition \"%s\" has no valid primary key",
-						RelationGetRelationName(leaf)),
-				 errhint("REINDEX it, or add the primary key on the sequence.")));
-
+	check_scan(leaf);
 	ScanKeyInit(&keys[0], 1, BTGreaterEqualStrategyNumber, F_INT8GE,
 				Int64GetDatum(from));
 	ScanKeyInit(&keys[1], 1, BTLessStrategyNumber, F_INT8LT,
 				Int64GetDatum(to));
 
-	scan->index = index_open(primary_key, AccessShareLock);
+	scan->index = index_open(leaf->rd_pkindex, AccessShareLock);
 	scan->slot = table_slot_create(leaf, NULL);
 	scan->direction = direction;
 	scan->scan = index_beginscan(leaf, scan->index, snapshot, NULL, 2, 0);

@@ -16,6 +16,8 @@
 #include "utils/rel.h"
 #include "utils/snapshot.h"
 
+#include "event.h"
+
 #define OBIX_NO_LOWER	PG_INT64_MIN
 #define OBIX_NO_UPPER	PG_INT64_MAX
 
@@ -43,6 +45,7 @@ typedef struct ObixScan
 extern void obix_find_leaf(Relation parent, int64 sequence, ObixLeaf *leaf);
 extern bool obix_next_leaf(Relation parent, ObixLeaf *leaf);
 extern Oid	obix_default_leaf(Relation parent);
+extern bool obix_can_scan(Relation leaf);
 extern int64 obix_partitions_end(Relation parent);
 
 extern Oid	obix_primary_key(Relation rel);

@@ -9,9 +9,11 @@
  *	   has ended, or is a prepared transaction.
  *	2. Then the primary key is walked with a dirty snapshot, which sees rows in
  *	   progress too.  What has no row now was rolled back, or never inserted.
- *	3. A sequence that was removed is not a hole, see removal.c.
- *	4. This server gives out the sequences of the outbox: it is complete, and
- *	   no subscription writes to it.
+ *	3. The walk begins above the resolved position: what is missing at or below
+ *	   was removed.
+ *	4. This server gives out the sequences of the outbox: it is complete, no
+ *	   subscription writes to it, and since rows last came with sequences of
+ *	   their own it has given out one itself.
  *
  * So a live writer never loses its sequence, and the placeholder cannot meet
  * anybody else's row.
@@ -35,16 +37,21 @@
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
-#include "utils/uuid.h"
 
 #include "bounds.h"
 #include "compat.h"
 #include "gapfill.h"
+#include "obix.h"
 #include "registry.h"
 #include "relation.h"
-#include "removal.h"
 #include "writer.h"
 #include "xact.h"
+
+/*
+ * So many sequences missing in a row are filled by hand only: a stray row with a
+ * sequence of its own may have raised the head.
+ */
+#define MAX_RUN				10000000
 
 /* What one transaction does at most, so that it stays short */
 #define MAX_PLACEHOLDERS	10000
@@ -54,7 +61,6 @@
 typedef struct ObixWalk
 {
 	Relation	parent;
-	int64		resolved;
 	int64		next;			/* everything below is settled */
 	int64		to;				/* the frontier when the walk began */
 	int64		undecided;		/* where somebody else decides, 0: nowhere */
@@ -87,23 +93,6 @@ is_subscribed(Oid relid)
 	return found;
 }
 
-static MinimalTuple
-form_placeholder(void)
-{
-	static const pg_uuid_t nil;
-	Datum		values[Natts_event] = {0};
-	bool		isnull[Natts_event];
-
-	memset(isnull, true, sizeof(isnull));
-	values[Anum_event_sequence - 1] = Int64GetDatum(0);
-	isnull[Anum_event_sequence - 1] = false;
-	values[Anum_event_id - 1] = UUIDPGetDatum(&nil);
-	isnull[Anum_event_id - 1] = false;
-	values[Anum_event_recorded_at - 1] = TimestampTzGetDatum(0);
-	isnull[Anum_event_recorded_at - 1] = false;
-	return heap_form_minimal_tuple(obix_event_desc(), values, isnull, 0);
-}
-
 /*
  * Fill the holes from walk->next up to but not including a sequence.  Returns
  * false if the walk has to stop before.
@@ -121,6 +110,15 @@ fill_holes(ObixWalk *walk, const ObixLeaf *leaf, int64 end)
 		return false;
 	}
 
+	if (end - walk->next > MAX_RUN && walk->max_filled != PG_INT64_MAX)
+		ereport(ERROR,
+				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				 errmsg("too many sequences are missing from outbox \"%s\"",
+						RelationGetRelationName(walk->parent)),
+				 errdetail("Sequences from %lld to %lld have no row.",
+						   (long long) walk->next, (long long) end - 1),
+				 errhint("If that is right, call obix.fill_gaps.")));
+
 	now = GetCurrentTimestamp();
 	while (walk->next < end)
 	{
@@ -128,9 +126,8 @@ fill_holes(ObixWalk *walk, const ObixLeaf *leaf, int64 end)
 			return false;
 		if (walk->writer == NULL)
 		{
-			obix_check_insertable(walk->parent);
-			walk->placeholder = form_placeholder();
-			walk->writer = obix_writer_begin(walk->parent, false, true);
+			walk->placeholder = obix_form_placeholder();
+			walk->writer = obix_writer_begin(walk->parent, true, true);
 
 			/* readers go past it at once, so it must not be lost */
 			ForceSyncCommit();
@@ -200,11 +197,6 @@ walk_leaf(ObixWalk *walk, const ObixLeaf *leaf)
 	bool		pending;
 	bool		complete = true;
 
-	if (obix_is_removed(walk->parent, walk->next, walk->resolved))
-	{
-		walk->next = leaf->upper;
-		return true;
-	}
 	if (!OidIsValid(leaf->relid))
 		return fill_holes(walk, leaf, end);
 
@@ -252,7 +244,7 @@ obix_fill(Oid relid, bool all)
 	Relation	parent;
 	int64		from;
 
-	if (!obix_registry_find(relid, &row))
+	if (!obix_enabled || !obix_registry_find(relid, &row))
 		return 0;
 	obix_lock_mutex(row.id, OBIX_MUTEX_FILL);
 	obix_limit_lock_waits();
@@ -266,14 +258,13 @@ obix_fill(Oid relid, bool all)
 	if (!obix_registry_find(relid, &row))
 		elog(ERROR, "could not find registry row of outbox %u", relid);
 
-	obix_begin_walk(shared, &from, &walk.to);
+	obix_begin_walk(shared, &from, &walk.to, &walk.allocates);
 	walk.next = Max(from, row.resolved + 1);
 	if (from != 0 && from <= walk.to)
 	{
 		obix_become_owner(parent, &saved);
 		walk.parent = parent;
-		walk.resolved = row.resolved;
-		walk.allocates = !is_subscribed(relid);
+		walk.allocates &= !is_subscribed(relid);
 		walk.max_rows = all ? PG_INT64_MAX : MAX_ROWS;
 		walk.max_filled = all ? PG_INT64_MAX : MAX_PLACEHOLDERS;
 		if (walk.next <= walk.to)

@@ -34,12 +34,13 @@
 #include "obix.h"
 #include "relation.h"
 #include "uuid.h"
+#include "writer.h"
 #include "xact.h"
 
 PG_FUNCTION_INFO_V1(obix_next_sequence);
 PG_FUNCTION_INFO_V1(obix_guard);
 
-bool		obix_guard_suspended = false;
+Oid			obix_unguarded = InvalidOid;
 
 /* The partition that the guard was called for last */
 static struct
@@ -90,7 +91,10 @@ obix_next_sequence(PG_FUNCTION_ARGS)
 	PG_RETURN_INT64(sequence);
 }
 
-/* Learn about the partition that the guard is called for. */
+/*
+ * Learn about the partition that the guard is called for.  It must belong to an
+ * outbox: anybody can put the trigger on a table of theirs.
+ */
 static void
 look_at(Relation leaf)
 {
@@ -105,12 +109,27 @@ look_at(Relation leaf)
 		get_partition_parent(relid, true) : relid;
 
 	parent = table_open(parent_relid, AccessShareLock);
+	if (obix_get_relation(parent) == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
+				 errmsg("\"%s\" is not a partition of an outbox",
+						RelationGetRelationName(leaf)),
+				 errdetail("It has a trigger that calls obix.guard."),
+				 errhint("Drop the trigger.")));
 	guarded.parent = parent_relid;
-	guarded.is_default = leaf->rd_rel->relispartition &&
-		obix_default_leaf(parent) == relid;
+	guarded.is_default = obix_default_leaf(parent) == relid;
 	for (int i = 0; i < Natts_event; i++)
-		guarded.attnums[i] =
-			get_attnum(relid, NameStr(TupleDescAttr(obix_event_desc(), i)->attname));
+	{
+		Form_pg_attribute column = TupleDescAttr(obix_event_desc(), i);
+
+		guarded.attnums[i] = get_attnum(relid, NameStr(column->attname));
+		if (guarded.attnums[i] == InvalidAttrNumber ||
+			get_atttype(relid, guarded.attnums[i]) != column->atttypid)
+			obix_check_columns(leaf);	/* says what is wrong */
+	}
+
+	obix_check_placeholder(parent);
+	obix_check_placeholder_indexes(leaf);
 
 	guarded.may_refuse = false;
 	indexes = RelationGetIndexList(leaf);
@@ -146,14 +165,7 @@ look_at(Relation leaf)
 static Datum
 get_column(TupleTableSlot *slot, int column, bool *isnull)
 {
-	AttrNumber	attnum = guarded.attnums[column - 1];
-
-	if (attnum == InvalidAttrNumber)
-	{
-		*isnull = true;
-		return (Datum) 0;
-	}
-	return slot_getattr(slot, attnum, isnull);
+	return slot_getattr(slot, guarded.attnums[column - 1], isnull);
 }
 
 /*
@@ -167,13 +179,23 @@ accept_row(TupleTableSlot *slot)
 	int64		sequence = DatumGetInt64(get_column(slot, Anum_event_sequence,
 													&isnull));
 	ObixRelation *known;
+	ObixOutbox *shared;
 	Relation	parent;
 
 	if (isnull || sequence < 1)
 		return;
+	if (sequence >= PG_INT64_MAX - 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
+				 errmsg("sequence %lld is out of range", (long long) sequence)));
 	parent = obix_open(guarded.parent, RowExclusiveLock, &known);
-	if (obix_why_not_ready(parent) == NULL)
-		obix_xact_accept(obix_xact(parent, obix_attach(parent, known)), sequence);
+	shared = obix_try_attach(parent, known);
+	if (shared != NULL)
+	{
+		obix_xact_accept(obix_xact(parent, shared), sequence);
+		if (guarded.is_default)
+			obix_xact_stranded(guarded.parent);
+	}
 	table_close(parent, NoLock);
 }
 
@@ -287,13 +309,14 @@ obix_guard(PG_FUNCTION_ARGS)
 		trigger->tg_newtuple : trigger->tg_trigtuple;
 
 	obix_require_preload();
-	if (obix_guard_suspended || !obix_enabled)
+	if (RelationGetRelid(trigger->tg_relation) == obix_unguarded)
 		return PointerGetDatum(result);
 
 	if (guarded.relid != RelationGetRelid(trigger->tg_relation))
 		look_at(trigger->tg_relation);
 
-	if (SessionReplicationRole == SESSION_REPLICATION_ROLE_REPLICA)
+	if (SessionReplicationRole == SESSION_REPLICATION_ROLE_REPLICA ||
+		!obix_enabled)
 	{
 		if (TRIGGER_FIRED_BY_INSERT(trigger->tg_event))
 			accept_row(trigger->tg_trigslot);

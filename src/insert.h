@@ -10,8 +10,11 @@
 #ifndef OBIX_INSERT_H
 #define OBIX_INSERT_H
 
-/* Set while obix itself moves rows; reset by whoever set it, also on error. */
-extern bool obix_guard_suspended;
+/*
+ * The partition that obix itself takes out of its outbox, and rows out of;
+ * reset by whoever set it, also on error.
+ */
+extern Oid	obix_unguarded;
 
 extern void obix_guard_init(void);
 

@@ -137,6 +137,7 @@ start_worker(Oid database, TimestampTz now)
 	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
 	worker.bgw_restart_time = BGW_NEVER_RESTART;
 	worker.bgw_main_arg = Int32GetDatum(place);
+	memcpy(worker.bgw_extra, &database, sizeof(database));
 	worker.bgw_notify_pid = MyProcPid;
 	strlcpy(worker.bgw_library_name, "obix", BGW_MAXLEN);
 	strlcpy(worker.bgw_function_name, "obix_worker_main", BGW_MAXLEN);
@@ -171,6 +172,7 @@ reap_workers(TimestampTz now)
 		ObixUnwell *sick;
 		pid_t		pid;
 		Oid			database = started[i].database;
+		MemoryContext old;
 
 		if (started[i].handle == NULL)
 		{
@@ -190,6 +192,11 @@ reap_workers(TimestampTz now)
 				sick->database = InvalidOid;
 			continue;
 		}
+
+		/* it may have taken work that it has not done: look at everything */
+		old = MemoryContextSwitchTo(TopMemoryContext);
+		visits = list_append_unique_oid(visits, database);
+		MemoryContextSwitchTo(old);
 		sick = find_unwell(database, true);
 		if (sick != NULL)
 		{
@@ -269,16 +276,17 @@ start_workers(TimestampTz now)
 	return wake_at;
 }
 
-/* Have the partitions of all outboxes looked after. */
+/* Have all outboxes looked after. */
 static void
-request_partitions(void)
+request_everything(void)
 {
 	for (int i = 0; i < obix_max_outboxes; i++)
 	{
 		ObixOutbox *outbox = obix_nth_outbox(i);
 
 		if (OidIsValid(outbox->database))
-			obix_request_work(outbox, OBIX_WORK_RECOVER | OBIX_WORK_PREMAKE);
+			obix_request_work(outbox, OBIX_WORK_FILL | OBIX_WORK_RECOVER |
+							  OBIX_WORK_PREMAKE);
 	}
 }
 
@@ -323,7 +331,7 @@ obix_launcher_main(Datum arg)
 		reap_workers(now);
 		if (now >= premake_at)
 		{
-			request_partitions();
+			request_everything();
 			premake_at = TimestampTzPlusMilliseconds(now,
 													 obix_premake_interval * INT64CONST(1000));
 		}

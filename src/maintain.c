@@ -5,7 +5,8 @@
  *
  * A lock that is not to be had at once is given up and tried for again, a
  * little later each time, so publishers and readers wait for a call no longer
- * than for the worker.
+ * than for the worker.  What has been locked stays so to the end of the
+ * caller's transaction, though, as for any DDL.
  *
  * Copyright (c) 2026, the obix authors
  *
@@ -97,13 +98,14 @@ attempt(Oid relid, ObixTask task)
 
 			MemoryContextSwitchTo(context);
 			error = CopyErrorData();
-			busy = error->sqlerrcode == ERRCODE_LOCK_NOT_AVAILABLE ||
-				error->sqlerrcode == ERRCODE_T_R_DEADLOCK_DETECTED;
-			if (!busy || tries == MAX_TRIES)
-				PG_RE_THROW();
 			FlushErrorState();
-			FreeErrorData(error);
 			RollbackAndReleaseCurrentSubTransaction();
+			MemoryContextSwitchTo(context);
+			CurrentResourceOwner = owner;
+			busy = obix_is_busy(error->sqlerrcode) && tries < MAX_TRIES;
+			if (!busy)
+				ReThrowError(error);
+			FreeErrorData(error);
 		}
 		PG_END_TRY();
 		MemoryContextSwitchTo(context);

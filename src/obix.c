@@ -21,6 +21,7 @@
 #include "obix.h"
 #include "outbox.h"
 #include "publish.h"
+#include "registry.h"
 #include "relation.h"
 #include "removal.h"
 #include "worker.h"
@@ -182,6 +183,7 @@ _PG_init(void)
 
 	RegisterXactCallback(end_transaction, NULL);
 	RegisterSubXactCallback(end_subtransaction, NULL);
+	obix_registry_init();
 	obix_relation_init();
 	obix_guard_init();
 	obix_removal_init();

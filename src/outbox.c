@@ -146,6 +146,16 @@ add_suspects(ObixOutbox *outbox, int64 from, int64 to)
 		outbox->suspect_to = to;
 }
 
+/* Raise the head over sequences that were not given out here. */
+static void
+raise_next(ObixOutbox *outbox, int64 next)
+{
+	if (next > outbox->next_sequence + 1)
+		add_suspects(outbox, outbox->next_sequence, next - 2);
+	if (next > outbox->next_sequence)
+		outbox->next_sequence = next;
+}
+
 static void
 set_undecided(ObixOutbox *outbox, int64 undecided)
 {
@@ -202,7 +212,8 @@ obix_find_outbox(Oid relation, int32 id)
  * Make the entry of an outbox of this database, unless another session was
  * faster, and return it.  head: the highest sequence that the table knows of;
  * nothing can have been allocated since the caller looked, for allocating
- * takes an entry.  resolved: where holes may begin.
+ * takes an entry.  resolved: where holes may begin.  Returns NULL if there is no
+ * room for another entry.
  */
 ObixOutbox *
 obix_make_outbox(Oid relation, int32 id, int64 head, int64 resolved)
@@ -226,12 +237,7 @@ obix_make_outbox(Oid relation, int32 id, int64 head, int64 resolved)
 	if (free == NULL)
 	{
 		LWLockRelease(obix_shared->lock);
-		ereport(ERROR,
-				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-				 errmsg("too many outboxes are in use"),
-				 errdetail("Shared memory has room for %d outboxes in all databases together.",
-						   obix_max_outboxes),
-				 errhint("Raise obix.max_outboxes and restart the server.")));
+		return NULL;
 	}
 
 	LWLockAcquire(free->lock, LW_EXCLUSIVE);
@@ -240,6 +246,7 @@ obix_make_outbox(Oid relation, int32 id, int64 head, int64 resolved)
 	free->suspect_to = head;
 	free->premake_at = 0;		/* the first allocation asks */
 	free->premake_time = 0;
+	free->accepting = false;
 	memset(free->troubles, 0, sizeof(free->troubles));
 	pg_atomic_write_u32(&free->work, 0);
 	free->relation = relation;
@@ -350,6 +357,12 @@ obix_allocate(ObixOutbox *outbox, int64 count)
 				 errmsg("no sequences are left in the outbox")));
 	}
 	outbox->next_sequence = first + count;
+	if (outbox->accepting)
+	{
+		/* what nobody has sent until now, nobody will */
+		outbox->accepting = false;
+		set_undecided(outbox, 0);
+	}
 	if (slot->first == 0)
 	{
 		use_slot(outbox, slot, first);
@@ -377,10 +390,8 @@ obix_accept(ObixOutbox *outbox, int64 sequence)
 	arrange_release();
 
 	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
-	if (sequence > outbox->next_sequence)
-		add_suspects(outbox, outbox->next_sequence, sequence - 1);
-	if (sequence >= outbox->next_sequence)
-		outbox->next_sequence = sequence + 1;
+	outbox->accepting = true;
+	raise_next(outbox, sequence + 1);
 	if (slot->first == 0 || sequence < slot->first)
 	{
 		dlist_iter	iter;
@@ -418,6 +429,7 @@ obix_release(ObixOutbox *outbox, bool leaves_hole, bool prepared, int64 last)
 {
 	ObixSlot   *slot = &outbox->slots[MyProcNumber];
 	int64		before;
+	int64		frontier;
 	bool		moved;
 	bool		walk;
 
@@ -428,6 +440,7 @@ obix_release(ObixOutbox *outbox, bool leaves_hole, bool prepared, int64 last)
 		return;
 	}
 	before = high_water_mark_of(outbox);
+	frontier = frontier_of(outbox);
 	dlist_delete(&slot->node);
 	outbox->in_flight_count--;
 	if (leaves_hole || prepared)
@@ -439,7 +452,14 @@ obix_release(ObixOutbox *outbox, bool leaves_hole, bool prepared, int64 last)
 	}
 	slot->first = 0;
 	moved = high_water_mark_of(outbox) > before;
-	walk = leaves_hole || wants_walk(outbox);
+
+	/*
+	 * What was undecided may have been decided while the frontier was below
+	 * it, when no walk could get there.
+	 */
+	walk = leaves_hole || wants_walk(outbox) ||
+		(outbox->suspect_from > frontier &&
+		 outbox->suspect_from <= frontier_of(outbox));
 	LWLockRelease(outbox->lock);
 
 	if (moved)
@@ -470,15 +490,37 @@ obix_suspect(ObixOutbox *outbox, int64 sequence)
 /*
  * From where to where may there be holes?  from is 0 if nowhere.  What is at
  * or below to, and has no row now, will never have one, but for rows of
- * prepared transactions.
+ * prepared transactions; and, unless allocates, for rows that are still to come
+ * from wherever their sequences were given out.
  */
 void
-obix_begin_walk(ObixOutbox *outbox, int64 *from, int64 *to)
+obix_begin_walk(ObixOutbox *outbox, int64 *from, int64 *to, bool *allocates)
 {
 	LWLockAcquire(outbox->lock, LW_SHARED);
 	*from = outbox->suspect_from;
 	*to = frontier_of(outbox);
+	*allocates = !outbox->accepting;
 	LWLockRelease(outbox->lock);
+}
+
+/*
+ * The table has been found to have rows up to here, which may have come while
+ * the guard was disabled.
+ */
+void
+obix_raise_head(ObixOutbox *outbox, int64 head)
+{
+	bool		walk;
+
+	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
+	if (head >= outbox->next_sequence)
+		add_suspects(outbox, head, head);
+	raise_next(outbox, head + 1);
+	walk = wants_walk(outbox);
+	LWLockRelease(outbox->lock);
+
+	if (walk)
+		obix_request_work(outbox, OBIX_WORK_FILL);
 }
 
 /*
@@ -502,6 +544,7 @@ obix_end_walk(ObixOutbox *outbox, int64 next, int64 undecided)
 		outbox->suspect_from = next <= outbox->suspect_to ? next : 0;
 	walk = wants_walk(outbox);
 	set_undecided(outbox, undecided);
+	walk |= wants_walk(outbox);
 	moved = high_water_mark_of(outbox) > before;
 	LWLockRelease(outbox->lock);
 

@@ -68,6 +68,8 @@ typedef struct ObixOutbox
 	int64		premake_at;		/* allocating this asks for partitions */
 	int64		premake_head;	/* head at the last look at partitions */
 	TimestampTz premake_time;	/* when that was, 0: not yet */
+	bool		accepting;		/* rows come with sequences of their own, and
+								 * we have given out none since */
 	dlist_head	in_flight;		/* slots in the order of their first */
 	int			in_flight_count;
 
@@ -139,7 +141,9 @@ extern void obix_accept(ObixOutbox *outbox, int64 sequence);
 extern void obix_release(ObixOutbox *outbox, bool leaves_hole, bool prepared,
 						 int64 last);
 extern void obix_suspect(ObixOutbox *outbox, int64 sequence);
-extern void obix_begin_walk(ObixOutbox *outbox, int64 *from, int64 *to);
+extern void obix_begin_walk(ObixOutbox *outbox, int64 *from, int64 *to,
+							bool *allocates);
+extern void obix_raise_head(ObixOutbox *outbox, int64 head);
 extern void obix_end_walk(ObixOutbox *outbox, int64 next, int64 undecided);
 extern bool obix_get_position(ObixOutbox *outbox, Oid relation, int32 id,
 							  ObixPosition *position);

@@ -10,10 +10,10 @@
  * routed there by the bounds it began with would fail against the narrower
  * bounds of DEFAULT, so attaching must not happen under a statement that may
  * still reach the new range.  SHARE ROW EXCLUSIVE on the outbox excludes all of
- * them, and waits for open transactions that have drawn.  Where such a one just
- * idles, or is prepared, and the new range is further away than a whole
- * partition, SHARE UPDATE EXCLUSIVE will do: what it runs next begins with the
- * new bounds.
+ * them, and waits for open transactions that have drawn.  Prepared ones would
+ * block that for ever, and run no statement any more: where only they are in
+ * the way, and the new range is further off than a whole partition, SHARE
+ * UPDATE EXCLUSIVE will do.
  *
  * Copyright (c) 2026, the obix authors
  *
@@ -280,13 +280,13 @@ obix_attach_range(Oid parent, Oid leaf, int64 lower, int64 upper)
 /* What is known of those whose lock on an outbox is in the way */
 typedef struct ObixHolders
 {
-	bool		active;			/* one is running a statement */
+	bool		sessions;		/* there is a session among them */
 	bool		dawdling;		/* one has been idle for long */
 } ObixHolders;
 
 /*
  * Look at the other transactions with a lock on an outbox that conflicts with
- * a mode.  A prepared transaction is neither active nor dawdling.
+ * a mode.  The others are prepared transactions.
  */
 static ObixHolders
 look_at_holders(Oid parent, LOCKMODE mode)
@@ -312,11 +312,11 @@ look_at_holders(Oid parent, LOCKMODE mode)
 		if (proc == NULL || PROC_LXID(proc) != vxids[i].localTransactionId)
 			continue;
 		status = pgstat_get_beentry_by_proc_number(vxids[i].procNumber);
-		if (status == NULL || status->st_state != STATE_IDLEINTRANSACTION)
-			holders.active = true;
-		else if (TimestampDifferenceExceeds(status->st_state_start_timestamp,
-											GetCurrentTimestamp(),
-											obix_lock_timeout))
+		holders.sessions = true;
+		if (status != NULL && status->st_state == STATE_IDLEINTRANSACTION &&
+			TimestampDifferenceExceeds(status->st_state_start_timestamp,
+									   GetCurrentTimestamp(),
+									   obix_lock_timeout))
 			holders.dawdling = true;
 	}
 	pfree(vxids);
@@ -368,7 +368,7 @@ obix_lock_default(Oid default_relid)
 
 /*
  * Lock an outbox so that a range can be attached, see at the top.  Returns
- * whether nobody may be active when it is done.
+ * whether no session may have come to use it when it is done.
  */
 static bool
 lock_for_attach(Oid parent, Oid default_relid, bool far)
@@ -378,13 +378,22 @@ lock_for_attach(Oid parent, Oid default_relid, bool far)
 	if (!ConditionalLockRelationOid(parent, ShareRowExclusiveLock))
 	{
 		shared = far &&
-			!look_at_holders(parent, ShareRowExclusiveLock).active;
+			!look_at_holders(parent, ShareRowExclusiveLock).sessions;
 		obix_lock_outbox(parent, shared ? ShareUpdateExclusiveLock :
 						 ShareRowExclusiveLock);
 	}
 	if (OidIsValid(default_relid))
 		obix_lock_default(default_relid);
 	return shared;
+}
+
+/* The end of a range of width sequences, where the sequences do not end. */
+static int64
+range_end(int64 start, int64 width)
+{
+	int64		end;
+
+	return pg_add_s64_overflow(start, width, &end) ? OBIX_NO_UPPER : end;
 }
 
 /*
@@ -418,7 +427,8 @@ add_partitions(Oid parent, int64 lower, int64 width, int count, bool far)
 		leaves[i] = obix_create_leaf(parent,
 									 obix_free_name(get_rel_name(parent),
 													namespace, label));
-		if (pg_add_s64_overflow(start, width, &start))
+		start = range_end(start, width);
+		if (start == OBIX_NO_UPPER)
 			count = i + 1;
 	}
 
@@ -427,18 +437,16 @@ add_partitions(Oid parent, int64 lower, int64 width, int count, bool far)
 	start = lower;
 	for (int i = 0; i < count; i++)
 	{
-		int64		end;
+		int64		end = range_end(start, width);
 
-		if (pg_add_s64_overflow(start, width, &end))
-			end = OBIX_NO_UPPER;
 		obix_attach_range(parent, leaves[i], start, end);
 		start = end;
 	}
 
-	if (shared && look_at_holders(parent, ShareRowExclusiveLock).active)
+	if (shared && look_at_holders(parent, ShareRowExclusiveLock).sessions)
 		ereport(ERROR,
 				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
-				 errmsg("could not attach a partition to outbox \"%s\" under a running statement",
+				 errmsg("could not attach a partition to outbox \"%s\" while it is being written to",
 						get_rel_name(parent))));
 	return count;
 }
@@ -504,7 +512,7 @@ obix_premake(Oid relid)
 	int			due;
 	int			made = 0;
 
-	if (!obix_registry_find(relid, &row))
+	if (!obix_enabled || !obix_registry_find(relid, &row))
 		return 0;
 	obix_lock_mutex(row.id, OBIX_MUTEX_PARTITIONS);
 	obix_limit_lock_waits();

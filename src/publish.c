@@ -62,6 +62,7 @@ typedef struct ObixBuffer
 	char	   *name;			/* for messages, as of the first publish */
 	Tuplestorestate *store;
 	int64		count;			/* events in the store */
+	bool		broken;			/* an error left the store half-written */
 
 	ObixMark   *marks;			/* levels ascend, starts do not descend */
 	int			nmarks;
@@ -138,6 +139,33 @@ mark_level(ObixBuffer *buffer)
 }
 
 /*
+ * Error out if an error while the store spilled, caught by a subtransaction, has
+ * left it in pieces: then no event of it may be written as if all were there.
+ */
+static void
+check_buffer(ObixBuffer *buffer)
+{
+	if (buffer->broken)
+		ereport(ERROR,
+				(errcode(ERRCODE_IN_FAILED_SQL_TRANSACTION),
+				 errmsg("events of outbox \"%s\" have been lost in this transaction",
+						buffer->name),
+				 errdetail("They could not be written to a temporary file when obix.publish failed."),
+				 errhint("Roll back the transaction.")));
+}
+
+/* Events of the buffer that were not rolled back */
+static int64
+live_events(ObixBuffer *buffer)
+{
+	int64		count = buffer->count;
+
+	for (int i = 0; i < buffer->ndiscarded; i++)
+		count -= buffer->discarded[i].to - buffer->discarded[i].from;
+	return count;
+}
+
+/*
  * Fetch a value that is stored out of line: at commit the row that it belongs
  * to may be gone.  Compression is kept.
  */
@@ -155,18 +183,20 @@ fetch_external(Datum value)
 static ObixRelation *
 check_publish(Oid relid)
 {
-	ObixRelation *known = obix_remember(relid);
+	ObixRelation *known;
 
+	obix_check_privilege(relid, ACL_INSERT);
+	known = obix_remember(relid);
 	if (known == NULL || !known->publishable)
 	{
 		Relation	parent = obix_open(relid, AccessShareLock, &known);
 
 		obix_check_ready(parent);
 		obix_check_insertable(parent);
+		obix_check_placeholder(parent);
 		known->publishable = true;
 		table_close(parent, AccessShareLock);
 	}
-	obix_check_privilege(relid, ACL_INSERT);
 	obix_check_row_security(relid, "obix.publish");
 	return known;
 }
@@ -231,22 +261,23 @@ obix_publish(PG_FUNCTION_ARGS)
 	if (buffer == NULL)
 		buffer = make_buffer(known);
 
+	/* a loop that tries again and again must not pile up what it dropped */
+	if ((buffer->count > 0 || buffer->broken) && live_events(buffer) == 0)
+	{
+		tuplestore_clear(buffer->store);
+		buffer->count = 0;
+		buffer->nmarks = 0;
+		buffer->ndiscarded = 0;
+		buffer->broken = false;
+	}
+	check_buffer(buffer);
 	mark_level(buffer);
+	buffer->broken = true;
 	tuplestore_putvalues(buffer->store, obix_event_desc(), values, isnull);
+	buffer->broken = false;
 	buffer->count++;
 
 	PG_RETURN_UUID_P(id);
-}
-
-/* Events of the buffer that were not rolled back */
-static int64
-live_events(ObixBuffer *buffer)
-{
-	int64		count = buffer->count;
-
-	for (int i = 0; i < buffer->ndiscarded; i++)
-		count -= buffer->discarded[i].to - buffer->discarded[i].from;
-	return count;
 }
 
 /* Give the events of a buffer their sequences and insert them. */
@@ -254,6 +285,7 @@ static void
 flush_buffer(ObixBuffer *buffer)
 {
 	int64		count = live_events(buffer);
+	int64		found = 0;
 	TimestampTz now = GetCurrentTimestamp();
 	ObixRelation *known = NULL;
 	Relation	parent;
@@ -262,6 +294,7 @@ flush_buffer(ObixBuffer *buffer)
 	int64		sequence;
 	int			skip = 0;
 
+	check_buffer(buffer);
 	if (count == 0)
 		return;
 
@@ -284,7 +317,7 @@ flush_buffer(ObixBuffer *buffer)
 	sequence = obix_xact_allocate(obix_xact(parent, obix_attach(parent, known)),
 								  count);
 
-	writer = obix_writer_begin(parent, true, count >= BULK_EVENTS);
+	writer = obix_writer_begin(parent, false, count >= BULK_EVENTS);
 	slot = MakeSingleTupleTableSlot(obix_event_desc(), &TTSOpsMinimalTuple);
 	for (int64 i = 0; tuplestore_gettupleslot(buffer->store, true, false, slot); i++)
 	{
@@ -296,7 +329,11 @@ flush_buffer(ObixBuffer *buffer)
 		}
 		(void) obix_writer_put(writer, ExecFetchSlotMinimalTuple(slot, NULL),
 							   sequence++, now);
+		found++;
 	}
+	if (found != count)
+		elog(ERROR, "found " INT64_FORMAT " of " INT64_FORMAT " events in the buffer",
+			 found, count);
 	ExecDropSingleTupleTableSlot(slot);
 	obix_writer_end(writer);
 	table_close(parent, NoLock);
@@ -383,12 +420,5 @@ obix_publish_end_sub(SubXactEvent event, int level)
 			last->to = buffer->count;
 		}
 
-		/* a loop that tries again and again must not pile up what it dropped */
-		if (buffer->ndiscarded == 1 && last->from == 0)
-		{
-			tuplestore_clear(buffer->store);
-			buffer->count = 0;
-			buffer->ndiscarded = 0;
-		}
 	}
 }

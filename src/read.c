@@ -36,7 +36,6 @@
 #include "bounds.h"
 #include "registry.h"
 #include "relation.h"
-#include "removal.h"
 #include "uuid.h"
 
 /* How often a standby looks, and a primary while holes are undecided */
@@ -52,7 +51,7 @@ typedef struct ObixReader
 {
 	Relation	parent;
 	ObixRelation *known;
-	ObixOutbox *shared;			/* NULL on a standby, and during a restore */
+	ObixOutbox *shared;			/* NULL on a standby, for instance */
 	Snapshot	snapshot;
 	Tuplestorestate *store;
 	TupleDesc	desc;
@@ -67,20 +66,12 @@ typedef struct ObixReader
 static Relation
 open_for_reading(Oid relid, const char *function, ObixRelation **known)
 {
-	Relation	parent = obix_open(relid, AccessShareLock, known);
+	Relation	parent;
 
 	obix_check_privilege(relid, ACL_SELECT);
+	parent = obix_open(relid, AccessShareLock, known);
 	obix_check_row_security(relid, function);
 	return parent;
-}
-
-/* The shared state of an outbox, NULL where it has none to read by. */
-static ObixOutbox *
-attach_for_reading(Relation parent, ObixRelation *known)
-{
-	if (RecoveryInProgress() || obix_why_not_ready(parent) != NULL)
-		return NULL;
-	return obix_attach(parent, known);
 }
 
 static int64
@@ -120,18 +111,11 @@ has_row(Relation parent, Snapshot snapshot, int64 sequence, pg_uuid_t *id)
 static int64
 oldest_kept(Relation parent, Snapshot snapshot, int64 resolved)
 {
-	int64		kept = resolved + 1;
 	int64		oldest;
-	ObixLeaf	leaf;
 
-	if (!obix_oldest_row(parent, snapshot, 1, &oldest))
-		oldest = PG_INT64_MAX;
-	while (kept < oldest && obix_is_removed(parent, kept, resolved))
-	{
-		obix_find_leaf(parent, kept, &leaf);
-		kept = leaf.upper;
-	}
-	return Min(kept, oldest);
+	if (obix_oldest_row(parent, snapshot, 1, &oldest))
+		return Min(oldest, resolved + 1);
+	return resolved + 1;
 }
 
 static void
@@ -181,6 +165,7 @@ look_into_hole(ObixReader *reader)
 	int64		hole = reader->expected;
 	SnapshotData dirty;
 	ObixPosition position;
+	int64		resolved;
 
 	if (reader->shared != NULL)
 	{
@@ -194,13 +179,14 @@ look_into_hole(ObixReader *reader)
 	if (reader->events > 0)
 		return;
 
-	if (obix_is_removed(parent, hole, resolved_of(RelationGetRelid(parent))))
-		report_removed(parent, reader->snapshot, hole);
-
-	if (reader->shared == NULL)
-		return;
+	/* first what was resolved, then what is there: a row wins */
+	resolved = resolved_of(RelationGetRelid(parent));
 	InitDirtySnapshot(dirty);
-	if (!has_row(parent, &dirty, hole, NULL))
+	if (has_row(parent, &dirty, hole, NULL))
+		return;
+	if (hole <= resolved)
+		report_removed(parent, reader->snapshot, hole);
+	if (reader->shared != NULL)
 		obix_suspect(reader->shared, hole);
 }
 
@@ -277,7 +263,6 @@ read_leaf(ObixReader *reader, const ObixLeaf *leaf)
 	}
 
 	rel = table_open(leaf->relid, AccessShareLock);
-	obix_check_columns(rel);
 	context = AllocSetContextCreate(CurrentMemoryContext, "obix read",
 									ALLOCSET_DEFAULT_SIZES);
 	obix_begin_scan(&scan, rel, reader->snapshot, reader->expected, leaf->upper,
@@ -364,7 +349,7 @@ obix_read(PG_FUNCTION_ARGS)
 	reader.desc = result->setDesc;
 	reader.snapshot = GetActiveSnapshot();
 	reader.parent = open_for_reading(relid, "obix.read", &reader.known);
-	reader.shared = attach_for_reading(reader.parent, reader.known);
+	reader.shared = obix_try_attach(reader.parent, reader.known);
 
 	if (PG_ARGISNULL(1))
 		after = oldest_kept(reader.parent, reader.snapshot,
@@ -453,7 +438,7 @@ obix_high_water_mark(PG_FUNCTION_ARGS)
 	Oid			relid = PG_GETARG_OID(0);
 	ObixRelation *known;
 	Relation	parent = open_for_reading(relid, "obix.high_water_mark", &known);
-	ObixOutbox *shared = attach_for_reading(parent, known);
+	ObixOutbox *shared = obix_try_attach(parent, known);
 	ObixPosition position;
 	int64		mark;
 
@@ -569,7 +554,7 @@ obix_wait(PG_FUNCTION_ARGS)
 	end = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), timeout);
 
 	parent = open_for_reading(relid, "obix.wait", &known);
-	shared = attach_for_reading(parent, known);
+	shared = obix_try_attach(parent, known);
 	id = known->id;
 	if (shared != NULL)
 	{

@@ -21,6 +21,7 @@
 #include "access/table.h"
 #include "access/xact.h"
 #include "common/int.h"
+#include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
@@ -29,6 +30,7 @@
 
 #include "bounds.h"
 #include "insert.h"
+#include "obix.h"
 #include "partition.h"
 #include "relation.h"
 #include "work.h"
@@ -87,14 +89,24 @@ find_gaps(Relation parent)
 
 /*
  * How many sequences are stranded, counting from the first to the last row in
- * each gap.
+ * each gap; -1 if DEFAULT cannot be looked at.
  */
 int64
 obix_stranded(Relation parent)
 {
+	Oid			relid = obix_default_leaf(parent);
+	Relation	rel = OidIsValid(relid) ? table_open(relid, AccessShareLock) : NULL;
 	int64		count = 0;
 	ListCell   *cell;
 
+	if (rel != NULL)
+	{
+		bool		can_scan = obix_can_scan(rel);
+
+		table_close(rel, AccessShareLock);
+		if (!can_scan)
+			return -1;
+	}
 	foreach(cell, find_gaps(parent))
 		count += GAP_ROWS((ObixGap *) lfirst(cell));
 	return count;
@@ -123,10 +135,32 @@ choose_range(const ObixGap *gap, int64 head, int64 width,
 		*upper = OBIX_NO_UPPER;
 }
 
+/* The columns of an outbox that can be copied, by name. */
+static char *
+column_list(Oid parent)
+{
+	Relation	rel = table_open(parent, AccessShareLock);
+	TupleDesc	desc = RelationGetDescr(rel);
+	StringInfoData columns;
+
+	initStringInfo(&columns);
+	for (int i = 0; i < desc->natts; i++)
+	{
+		Form_pg_attribute column = TupleDescAttr(desc, i);
+
+		if (!column->attisdropped && column->attgenerated == '\0')
+			appendStringInfo(&columns, "%s%s", columns.len > 0 ? ", " : "",
+							 quote_identifier(NameStr(column->attname)));
+	}
+	table_close(rel, NoLock);
+	return columns.data;
+}
+
 /* Move the rows of a gap out of DEFAULT into a table of their own. */
 static Oid
 move_rows(Oid parent, Oid default_relid, const ObixGap *gap, int64 lower)
 {
+	char	   *columns = column_list(parent);
 	char		label[32];
 	Oid			leaf;
 
@@ -134,10 +168,10 @@ move_rows(Oid parent, Oid default_relid, const ObixGap *gap, int64 lower)
 	leaf = obix_create_leaf(parent,
 							obix_free_name(get_rel_name(parent),
 										   get_rel_namespace(parent), label));
-	obix_execute("INSERT INTO %s SELECT * FROM ONLY %s WHERE sequence >= '" INT64_FORMAT
-				 "' AND sequence <= '" INT64_FORMAT "'",
-				 obix_quote_relation(leaf), obix_quote_relation(default_relid),
-				 gap->first, gap->last);
+	obix_execute("INSERT INTO %s (%s) SELECT %s FROM ONLY %s"
+				 " WHERE sequence >= '" INT64_FORMAT "' AND sequence <= '" INT64_FORMAT "'",
+				 obix_quote_relation(leaf), columns, columns,
+				 obix_quote_relation(default_relid), gap->first, gap->last);
 	obix_execute("DELETE FROM ONLY %s WHERE sequence >= '" INT64_FORMAT
 				 "' AND sequence <= '" INT64_FORMAT "'",
 				 obix_quote_relation(default_relid), gap->first, gap->last);
@@ -226,19 +260,19 @@ promote(Oid parent, Oid old_default, Oid new_default, List *gaps,
 				 obix_quote_relation(parent), obix_quote_relation(new_default));
 }
 
-/* The same, with the guard looking on. */
+/* The same, with the guard letting rows and DEFAULT itself go. */
 static void
 promote_unguarded(Oid parent, Oid old_default, Oid new_default, List *gaps,
 				  const ObixGap *largest, int64 head, int64 width)
 {
-	obix_guard_suspended = true;
+	obix_unguarded = old_default;
 	PG_TRY();
 	{
 		promote(parent, old_default, new_default, gaps, largest, head, width);
 	}
 	PG_FINALLY();
 	{
-		obix_guard_suspended = false;
+		obix_unguarded = InvalidOid;
 	}
 	PG_END_TRY();
 }
@@ -266,7 +300,7 @@ obix_recover(Oid relid, bool by_hand)
 	int64		count = 0;
 	ListCell   *cell;
 
-	if (!obix_registry_find(relid, &row))
+	if (!obix_enabled || !obix_registry_find(relid, &row))
 		return 0;
 	obix_lock_mutex(row.id, OBIX_MUTEX_PARTITIONS);
 	obix_limit_lock_waits();

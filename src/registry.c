@@ -27,6 +27,7 @@
 #include "catalog/indexing.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_class.h"
+#include "catalog/pg_proc.h"
 #include "commands/extension.h"
 #include "commands/sequence.h"
 #include "miscadmin.h"
@@ -34,9 +35,11 @@
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/guc.h"
+#include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 
 #include "obix.h"
 #include "registry.h"
@@ -74,6 +77,46 @@ Oid
 obix_registry_relid(void)
 {
 	return member_relid("outbox");
+}
+
+static Oid	guard_oid = InvalidOid;
+
+/* Syscache callback: some function has changed.  Raises nothing. */
+static void
+forget_guard(Datum arg, int cache, uint32 hash)
+{
+	guard_oid = InvalidOid;
+}
+
+void
+obix_registry_init(void)
+{
+	CacheRegisterSyscacheCallback(PROCOID, forget_guard, (Datum) 0);
+}
+
+/* The oid of obix.guard(), InvalidOid where the extension is not installed. */
+Oid
+obix_guard_oid(void)
+{
+	Oid			extension;
+	Oid			namespace;
+	Oid			found;
+
+	if (OidIsValid(guard_oid))
+		return guard_oid;
+	extension = get_extension_oid("obix", true);
+	namespace = get_namespace_oid("obix", true);
+	if (!OidIsValid(extension) || !OidIsValid(namespace))
+		return InvalidOid;
+	found = GetSysCacheOid3(PROCNAMEARGSNSP, Anum_pg_proc_oid,
+							CStringGetDatum("guard"),
+							PointerGetDatum(buildoidvector(NULL, 0)),
+							ObjectIdGetDatum(namespace));
+	if (!OidIsValid(found) ||
+		getExtensionOfObject(ProcedureRelationId, found) != extension)
+		return InvalidOid;
+	guard_oid = found;
+	return found;
 }
 
 static Relation
@@ -284,6 +327,15 @@ obix_limit_lock_waits(void)
 							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
 	(void) set_config_option("deadlock_timeout", "10ms", PGC_SUSET,
 							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+}
+
+/* Does an error only say that somebody else is in the way for now? */
+bool
+obix_is_busy(int sqlerrcode)
+{
+	return sqlerrcode == ERRCODE_LOCK_NOT_AVAILABLE ||
+		sqlerrcode == ERRCODE_T_R_DEADLOCK_DETECTED ||
+		sqlerrcode == ERRCODE_OBJECT_IN_USE;
 }
 
 /*

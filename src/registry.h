@@ -34,7 +34,9 @@ typedef enum ObixMutex
 	OBIX_MUTEX_ROW = 3			/* updating the registry row */
 } ObixMutex;
 
+extern void obix_registry_init(void);
 extern Oid	obix_registry_relid(void);
+extern Oid	obix_guard_oid(void);
 extern bool obix_registry_find(Oid outbox, ObixRegistryRow *row);
 extern List *obix_registry_list(void);
 extern void obix_registry_insert(Oid outbox, int64 partition_width,
@@ -43,6 +45,7 @@ extern void obix_registry_update(const ObixRegistryRow *row);
 extern void obix_registry_delete(Oid outbox);
 extern void obix_lock_mutex(int32 id, ObixMutex mutex);
 extern void obix_limit_lock_waits(void);
+extern bool obix_is_busy(int sqlerrcode);
 extern bool obix_try_mutex(int32 id, ObixMutex mutex);
 extern bool obix_raise_resolved(Oid outbox, int64 resolved, bool wait);
 

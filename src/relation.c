@@ -21,11 +21,9 @@
 #include "catalog/pg_class.h"
 #include "catalog/pg_rewrite.h"
 #include "catalog/pg_trigger.h"
-#include "catalog/pg_type.h"
 #include "commands/trigger.h"
 #include "miscadmin.h"
-#include "nodes/value.h"
-#include "parser/parse_func.h"
+#include "storage/lmgr.h"
 #include "rewrite/prs2lock.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
@@ -41,24 +39,8 @@
 #include "obix.h"
 #include "registry.h"
 #include "relation.h"
+#include "work.h"
 #include "xact.h"
-
-/* Name and type of each column of an outbox */
-static const struct
-{
-	const char *name;
-	Oid			type;
-}			event_columns[Natts_event] =
-
-{
-	{"sequence", INT8OID},
-	{"id", UUIDOID},
-	{"type", TEXTOID},
-	{"key", TEXTOID},
-	{"payload", JSONBOID},
-	{"headers", JSONBOID},
-	{"recorded_at", TIMESTAMPTZOID},
-};
 
 static HTAB *relations = NULL;	/* of ObixRelation */
 
@@ -75,12 +57,12 @@ forget_relation(Datum arg, Oid relid)
 	{
 		known = hash_search(relations, &relid, HASH_FIND, NULL);
 		if (known != NULL)
-			known->valid = known->publishable = false;
+			known->valid = known->attached = known->publishable = false;
 		return;
 	}
 	hash_seq_init(&status, relations);
 	while ((known = hash_seq_search(&status)) != NULL)
-		known->valid = known->publishable = false;
+		known->valid = known->attached = known->publishable = false;
 }
 
 void
@@ -136,33 +118,70 @@ obix_get_relation(Relation parent)
 		return NULL;
 
 	known = hash_search(relations, &relid, HASH_ENTER, &found);
-	if (!found || known->id != row.id)
-		known->shared = NULL;
 	known->id = row.id;
+	known->attached = false;
 	known->publishable = false;
 	known->valid = true;
 	return known;
 }
 
 /*
- * Open an outbox.  Errors out if the relation is none.
+ * Open an outbox.  Returns NULL if the relation does not exist, or is none.
  */
 Relation
-obix_open(Oid relid, LOCKMODE lockmode, ObixRelation **known)
+obix_try_open(Oid relid, LOCKMODE lockmode, ObixRelation **known)
 {
 	Relation	parent;
 
 	obix_require_preload();
-	parent = table_open(relid, lockmode);
+	parent = try_table_open(relid, lockmode);
+	if (parent == NULL)
+		return NULL;
 	*known = obix_get_relation(parent);
-	if (*known == NULL)
+	if (*known != NULL)
+		return parent;
+	table_close(parent, lockmode);
+	return NULL;
+}
+
+/* The same for those who cannot do without. */
+Relation
+obix_open(Oid relid, LOCKMODE lockmode, ObixRelation **known)
+{
+	Relation	parent = obix_try_open(relid, lockmode, known);
+	char	   *name;
+
+	if (parent != NULL)
+		return parent;
+	name = get_rel_name(relid);
+	if (name == NULL)
 		ereport(ERROR,
-				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
-				 errmsg("\"%s\" is not an outbox",
-						RelationGetRelationName(parent)),
-				 errdetail("The table obix.outbox of this database does not list it."),
-				 errhint("Use obix.create_outbox to create an outbox.")));
-	return parent;
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("outbox with OID %u does not exist", relid)));
+	ereport(ERROR,
+			(errcode(ERRCODE_WRONG_OBJECT_TYPE),
+			 errmsg("\"%s\" is not an outbox", name),
+			 errdetail("The table obix.outbox of this database does not list it."),
+			 errhint("Use obix.create_outbox to create an outbox.")));
+	return NULL;				/* keep compiler quiet */
+}
+
+/*
+ * Free the shared state of an outbox of this database that is gone without our
+ * having seen it go: by COMMIT PREPARED, which runs no hook, for instance.  One
+ * that is just being created looks the same, but is locked.
+ */
+void
+obix_forget_dropped(Oid relid)
+{
+	ObixRegistryRow row;
+
+	if (!OidIsValid(relid) || obix_registry_find(relid, &row) ||
+		!ConditionalLockRelationOid(relid, AccessExclusiveLock))
+		return;
+	if (!obix_registry_find(relid, &row))
+		obix_free_outboxes(MyDatabaseId, relid);
+	UnlockRelationOid(relid, AccessExclusiveLock);
 }
 
 /*
@@ -170,39 +189,79 @@ obix_open(Oid relid, LOCKMODE lockmode, ObixRelation **known)
  * row of the table, including those of prepared transactions, or the resolved
  * position where that is higher; every sequence in between may be a hole.  The
  * pointer is good while the caller holds its lock on the parent.
+ *
+ * Returns NULL where there is none and none can be made: during recovery, while
+ * obix is disabled or the outbox is not complete, and where room is lacking.
  */
 ObixOutbox *
-obix_attach(Relation parent, ObixRelation *known)
+obix_try_attach(Relation parent, ObixRelation *known)
 {
 	Oid			relid = RelationGetRelid(parent);
 	ObixOutbox *shared = known->shared;
 	ObixRegistryRow row;
 	int64		newest;
 
-	if (shared != NULL && shared->relation == relid &&
+	if (known->attached && shared->relation == relid &&
 		shared->id == known->id && shared->database == MyDatabaseId)
 		return shared;
 
+	if (RecoveryInProgress() || obix_why_not_ready(parent) != NULL)
+		return NULL;
 	shared = obix_find_outbox(relid, known->id);
-	if (shared == NULL)
+	if (shared != NULL)
 	{
-		if (RecoveryInProgress())
-			ereport(ERROR,
-					(errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
-					 errmsg("cannot use the shared state of outbox \"%s\" during recovery",
-							RelationGetRelationName(parent))));
-
-		obix_check_ready(parent);
+		/* the relation has changed: perhaps its guard was disabled */
+		obix_raise_head(shared, obix_newest_row(parent));
+	}
+	else
+	{
+		if (!obix_enabled)
+			return NULL;
 		newest = obix_newest_row(parent);
 		if (!obix_registry_find(relid, &row))
 			elog(ERROR, "could not find registry row of outbox %u", relid);
 		shared = obix_make_outbox(relid, row.id, Max(newest, row.resolved),
 								  row.resolved);
+		if (shared == NULL)
+		{
+			for (int i = 0; i < obix_max_outboxes; i++)
+				obix_forget_dropped(obix_outbox_relid(obix_nth_outbox(i)));
+			shared = obix_make_outbox(relid, row.id, Max(newest, row.resolved),
+									  row.resolved);
+		}
+		if (shared == NULL)
+			return NULL;
 		if (parent->rd_createSubid != InvalidSubTransactionId)
 			obix_xact_created(relid);
 	}
 	known->shared = shared;
+	known->attached = true;
 	return shared;
+}
+
+/* The same for those who cannot do without: errors out where it is NULL. */
+ObixOutbox *
+obix_attach(Relation parent, ObixRelation *known)
+{
+	ObixOutbox *shared = obix_try_attach(parent, known);
+
+	if (shared != NULL)
+		return shared;
+
+	if (RecoveryInProgress())
+		ereport(ERROR,
+				(errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
+				 errmsg("cannot use the shared state of outbox \"%s\" during recovery",
+						RelationGetRelationName(parent))));
+	obix_check_ready(parent);
+	obix_check_enabled(NULL);
+	ereport(ERROR,
+			(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+			 errmsg("too many outboxes are in use"),
+			 errdetail("Shared memory has room for %d outboxes in all databases together.",
+					   obix_max_outboxes),
+			 errhint("Raise obix.max_outboxes and restart the server.")));
+	return NULL;				/* keep compiler quiet */
 }
 
 /*
@@ -217,7 +276,7 @@ obix_why_not_ready(Relation parent)
 	TriggerDesc *triggers = parent->trigdesc;
 
 	if (!OidIsValid(obix_primary_key(parent)))
-		return "valid primary key";
+		return "valid primary key on the sequence";
 
 	for (int i = 0; triggers != NULL && i < triggers->numtriggers; i++)
 	{
@@ -256,26 +315,18 @@ obix_check_writable(const char *function)
 	PreventCommandIfParallelMode(function);
 }
 
-/* The same for one that gives out sequences. */
+/* The same for one that needs obix to be enabled; NULL if that is all. */
 void
 obix_check_enabled(const char *function)
 {
-	obix_check_writable(function);
+	if (function != NULL)
+		obix_check_writable(function);
 	if (!obix_enabled)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("obix is disabled"),
 				 errdetail("Events are taken from a restore only while obix.enabled is off."),
 				 errhint("Set obix.enabled to on.")));
-}
-
-/* The oid of the function obix.guard(), InvalidOid without the extension. */
-Oid
-obix_guard_oid(void)
-{
-	List	   *name = list_make2(makeString("obix"), makeString("guard"));
-
-	return LookupFuncName(name, 0, NULL, true);
 }
 
 static char *
@@ -285,30 +336,6 @@ rule_name(Oid rule)
 
 	ObjectAddressSet(address, RewriteRelationId, rule);
 	return getObjectDescription(&address, false);
-}
-
-/*
- * Error out unless an outbox or a partition of one begins with the columns of
- * obix.event, which is how obix makes them.
- */
-void
-obix_check_columns(Relation rel)
-{
-	TupleDesc	desc = RelationGetDescr(rel);
-
-	for (int i = 0; i < Natts_event; i++)
-	{
-		if (i < desc->natts && !TupleDescAttr(desc, i)->attisdropped &&
-			TupleDescAttr(desc, i)->atttypid == event_columns[i].type)
-			continue;
-		ereport(ERROR,
-				(errcode(ERRCODE_DATATYPE_MISMATCH),
-				 errmsg("column \"%s\" of outbox \"%s\" is not as obix made it",
-						event_columns[i].name, RelationGetRelationName(rel)),
-				 errdetail("It must be column %d and have type %s.", i + 1,
-						   format_type_be(event_columns[i].type)),
-				 errhint("Create a new outbox, and a table of its own for other data.")));
-	}
 }
 
 /*
@@ -426,24 +453,4 @@ obix_become_self(const ObixIdentity *saved)
 {
 	AtEOXact_GUC(false, saved->nestlevel);
 	SetUserIdAndSecContext(saved->userid, saved->sec_context);
-}
-
-/* The descriptor of obix.event, as rows are formed; lives for ever. */
-TupleDesc
-obix_event_desc(void)
-{
-	static TupleDesc event_desc = NULL;
-
-	if (event_desc == NULL)
-	{
-		MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
-		TupleDesc	desc = CreateTemplateTupleDesc(Natts_event);
-
-		for (int i = 0; i < Natts_event; i++)
-			TupleDescInitEntry(desc, i + 1, event_columns[i].name,
-							   event_columns[i].type, -1, 0);
-		event_desc = desc;
-		MemoryContextSwitchTo(old);
-	}
-	return event_desc;
 }

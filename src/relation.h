@@ -13,17 +13,8 @@
 #include "nodes/parsenodes.h"
 #include "utils/rel.h"
 
+#include "event.h"
 #include "outbox.h"
-
-/* Columns of an outbox and of obix.event */
-#define Anum_event_sequence		1
-#define Anum_event_id			2
-#define Anum_event_type			3
-#define Anum_event_key			4
-#define Anum_event_payload		5
-#define Anum_event_headers		6
-#define Anum_event_recorded_at	7
-#define Natts_event				7
 
 #define OBIX_GUARD_NAME		"zz_obix_guard"
 #define OBIX_TRUNCATE_NAME	"zz_obix_truncate"
@@ -35,21 +26,24 @@ typedef struct ObixRelation
 	bool		valid;			/* nothing has changed since we looked */
 	bool		publishable;	/* no objection to publishing */
 	int32		id;				/* obix.outbox.id */
-	ObixOutbox *shared;			/* a hint: check the key before use */
+	bool		attached;		/* shared was good when we looked */
+	ObixOutbox *shared;			/* check the key before use */
 } ObixRelation;
 
 extern void obix_relation_init(void);
 extern ObixRelation *obix_remember(Oid relid);
 extern ObixRelation *obix_get_relation(Relation parent);
+extern Relation obix_try_open(Oid relid, LOCKMODE lockmode,
+							  ObixRelation **known);
 extern Relation obix_open(Oid relid, LOCKMODE lockmode, ObixRelation **known);
+extern void obix_forget_dropped(Oid relid);
+extern ObixOutbox *obix_try_attach(Relation parent, ObixRelation *known);
 extern ObixOutbox *obix_attach(Relation parent, ObixRelation *known);
 
 extern const char *obix_why_not_ready(Relation parent);
 extern void obix_check_ready(Relation parent);
 extern void obix_check_writable(const char *function);
 extern void obix_check_enabled(const char *function);
-extern Oid	obix_guard_oid(void);
-extern void obix_check_columns(Relation rel);
 extern void obix_check_insertable(Relation rel);
 extern void obix_check_privilege(Oid relid, AclMode mode);
 extern void obix_check_owner(Oid relid);
@@ -65,7 +59,5 @@ typedef struct ObixIdentity
 
 extern void obix_become_owner(Relation parent, ObixIdentity *saved);
 extern void obix_become_self(const ObixIdentity *saved);
-
-extern TupleDesc obix_event_desc(void);
 
 #endif							/* OBIX_RELATION_H */

@@ -6,8 +6,8 @@
  * Three things must not happen: that a sequence is given out twice because the
  * highest rows are gone, that placeholders are written for what was removed,
  * and that a registry row or shared state outlives its outbox.  For the first
- * two, whatever removes the highest rows raises the resolved position to the
- * head in its own transaction.
+ * two, whatever removes rows raises the resolved position over them in its own
+ * transaction: a missing row at or below that position was removed.
  *
  * TRUNCATE is seen by statement triggers, on the outbox and on each leaf.
  * Dropping and detaching are seen by object_access_hook rather than an event
@@ -47,37 +47,6 @@ PG_FUNCTION_INFO_V1(obix_guard_truncate);
 
 static object_access_hook_type next_object_access_hook = NULL;
 
-/*
- * Was a sequence that has no row removed, rather than abandoned or still to
- * come?  So it is at or below the resolved position, and where a whole
- * partition is missing: DEFAULT holds nothing in a gap below another partition,
- * which never happens when events went there for want of one.
- */
-bool
-obix_is_removed(Relation parent, int64 sequence, int64 resolved)
-{
-	ObixLeaf	leaf;
-	SnapshotData dirty;
-	Relation	rel;
-	int64		found;
-	bool		empty;
-
-	if (sequence <= resolved)
-		return true;
-
-	obix_find_leaf(parent, sequence, &leaf);
-	if (!leaf.is_default || leaf.upper == OBIX_NO_UPPER)
-		return false;
-	if (!OidIsValid(leaf.relid))
-		return true;
-
-	InitDirtySnapshot(dirty);
-	rel = table_open(leaf.relid, AccessShareLock);
-	empty = !obix_lowest_in(rel, &dirty, leaf.lower, leaf.upper, &found);
-	table_close(rel, AccessShareLock);
-	return empty;
-}
-
 /* The head of an outbox that the caller has locked. */
 static int64
 head_of(Relation parent, ObixRelation *known)
@@ -93,6 +62,8 @@ head_of(Relation parent, ObixRelation *known)
 	}
 	if (!obix_registry_find(RelationGetRelid(parent), &row))
 		return 0;
+	if (obix_why_not_ready(parent) != NULL)
+		return row.resolved;
 	return Max(row.resolved, obix_newest_row(parent));
 }
 
@@ -113,42 +84,46 @@ empty_outbox(Relation parent, ObixRelation *known)
 }
 
 /*
- * One leaf is being emptied.  Its holes must not be taken for abandoned
- * sequences afterwards, so there must not be any that may still be filled.
+ * The rows of one leaf are being removed: what is missing there from now on is
+ * no hole.  The leaf is locked exclusively.
+ *
+ * Where the leaf stays, sequences of it may still be in flight or be abandoned
+ * and not yet filled, and would be passed over: that is refused.  Where it goes,
+ * the outbox is locked too, so nothing is in flight; holes below that nobody
+ * has filled yet count as removed along with it.
  */
 static void
-empty_leaf(Relation parent, ObixRelation *known, Relation leaf)
+remove_rows(Relation parent, ObixRelation *known, Relation leaf, bool stays)
 {
-	ObixPosition position;
-	ObixOutbox *shared = obix_attach(parent, known);
-	Oid			relid = RelationGetRelid(leaf);
+	ObixRegistryRow row;
 	SnapshotData dirty;
 	int64		highest;
 
 	InitDirtySnapshot(dirty);
-	if (!obix_highest_in(leaf, &dirty, PG_INT64_MIN, PG_INT64_MAX, &highest))
+	if (!obix_can_scan(leaf))
+		highest = head_of(parent, known);	/* it may have had the head */
+	else if (!obix_highest_in(leaf, &dirty, PG_INT64_MIN, PG_INT64_MAX, &highest))
+		return;
+	if (!obix_registry_find(RelationGetRelid(parent), &row) ||
+		row.resolved >= highest)
 		return;
 
-	obix_get_position(shared, RelationGetRelid(parent), known->id, &position);
-	if (obix_default_leaf(parent) == relid)
-		highest = position.head;
-	else
+	if (stays)
 	{
-		ObixLeaf	bounds;
+		ObixPosition position;
 
-		obix_find_leaf(parent, highest, &bounds);
-		highest = Min(position.head, bounds.upper - 1);
+		obix_get_position(obix_attach(parent, known), RelationGetRelid(parent),
+						  known->id, &position);
+		if (highest > position.high_water_mark)
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_IN_USE),
+					 errmsg("cannot truncate partition \"%s\" of outbox \"%s\" now",
+							RelationGetRelationName(leaf),
+							RelationGetRelationName(parent)),
+					 errdetail("Sequences up to %lld are in flight or may have been abandoned.",
+							   (long long) highest),
+					 errhint("Try again later, call obix.fill_gaps, or TRUNCATE the outbox.")));
 	}
-
-	if (highest > position.high_water_mark)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_IN_USE),
-				 errmsg("cannot truncate partition \"%s\" of outbox \"%s\" now",
-						RelationGetRelationName(leaf),
-						RelationGetRelationName(parent)),
-				 errdetail("Sequences up to %lld are in flight or may have been abandoned.",
-						   (long long) highest),
-				 errhint("Try again later, call obix.fill_gaps, or TRUNCATE the outbox.")));
 	obix_raise_resolved(RelationGetRelid(parent), highest, true);
 }
 
@@ -185,35 +160,24 @@ obix_guard_truncate(PG_FUNCTION_ARGS)
 							AccessShareLock);
 		known = obix_get_relation(parent);
 
-		/* with the parent, its own trigger does the work */
-		if (known != NULL &&
-			!CheckRelationLockedByMe(parent, AccessExclusiveLock, true))
-			empty_leaf(parent, known, rel);
+		/* where the outbox is truncated, its own trigger has done the work */
+		if (known != NULL)
+			remove_rows(parent, known, rel, true);
 		table_close(parent, NoLock);
 	}
 	return PointerGetDatum(NULL);
 }
 
-/*
- * A leaf leaves its outbox, dropped or detached, and the outbox is locked
- * exclusively.  If it takes the highest rows along, remember how far they went.
- */
+/* A leaf leaves its outbox, dropped or detached. */
 static void
 lose_leaf(Oid leaf_relid, Oid parent_relid)
 {
 	Relation	parent = table_open(parent_relid, AccessShareLock);
 	Relation	leaf = table_open(leaf_relid, AccessShareLock);
 	ObixRelation *known = obix_get_relation(parent);
-	SnapshotData dirty;
-	int64		highest;
-	int64		above;
 
-	InitDirtySnapshot(dirty);
-	if (known != NULL && OidIsValid(obix_primary_key(leaf)) &&
-		obix_highest_in(leaf, &dirty, PG_INT64_MIN, PG_INT64_MAX, &highest) &&
-		!obix_oldest_row(parent, &dirty, highest + 1, &above))
-		obix_raise_resolved(parent_relid,
-							Max(highest, head_of(parent, known)), true);
+	if (known != NULL)
+		remove_rows(parent, known, leaf, false);
 	table_close(leaf, NoLock);
 	table_close(parent, NoLock);
 }
@@ -247,11 +211,12 @@ trigger_dropped(Oid trigger)
 	Oid			guard = obix_guard_oid();
 
 	if (!OidIsValid(guard) || !get_trigger(trigger, &form) ||
-		form.tgfoid != guard)
+		form.tgfoid != guard ||
+		strcmp(NameStr(form.tgname), OBIX_GUARD_NAME) != 0)
 		return;
 	if (!OidIsValid(form.tgparentid))
 		obix_xact_dropped(MyDatabaseId, form.tgrelid);
-	else if (!obix_guard_suspended && get_trigger(form.tgparentid, &above))
+	else if (form.tgrelid != obix_unguarded && get_trigger(form.tgparentid, &above))
 		lose_leaf(form.tgrelid, above.tgrelid);
 }
 

@@ -11,9 +11,9 @@
 
 #include "access/htup_details.h"
 #include "access/table.h"
-#include "access/xlog.h"
 #include "funcapi.h"
 #include "miscadmin.h"
+#include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
@@ -40,7 +40,9 @@ obix_partitions(PG_FUNCTION_ARGS)
 	bool		isnull[3] = {false, false, false};
 
 	InitMaterializedSRF(fcinfo, 0);
-	parent = obix_open(PG_GETARG_OID(0), AccessShareLock, &known);
+	parent = obix_try_open(PG_GETARG_OID(0), AccessShareLock, &known);
+	if (parent == NULL)
+		return (Datum) 0;
 
 	obix_find_leaf(parent, OBIX_NO_LOWER, &leaf);
 	do
@@ -78,7 +80,8 @@ obix_outbox_state(PG_FUNCTION_ARGS)
 	};
 	Oid			relid = PG_GETARG_OID(0);
 	ObixRelation *known;
-	Relation	parent;
+	Relation	parent = NULL;
+	ObixOutbox *shared = NULL;
 	TupleDesc	desc;
 	Datum		values[COLUMNS];
 	bool		isnull[COLUMNS];
@@ -87,12 +90,17 @@ obix_outbox_state(PG_FUNCTION_ARGS)
 		elog(ERROR, "return type must be a row type");
 
 	memset(isnull, true, sizeof(isnull));
-	parent = obix_open(relid, AccessShareLock, &known);
-	if (obix_why_not_ready(parent) == NULL && !RecoveryInProgress())
+
+	/* NULLs for who may not know, and for an outbox that is being dropped */
+	if (pg_class_aclcheck(relid, GetUserId(), ACL_SELECT) == ACLCHECK_OK)
+		parent = obix_try_open(relid, AccessShareLock, &known);
+	if (parent != NULL)
+		shared = obix_try_attach(parent, known);
+	if (shared != NULL)
 	{
-		ObixOutbox *shared = obix_attach(parent, known);
 		ObixPosition position;
 		int64		end;
+		int64		stranded;
 		int			pid = obix_worker_pid(MyDatabaseId);
 		ObixTrouble trouble;
 
@@ -112,7 +120,9 @@ obix_outbox_state(PG_FUNCTION_ARGS)
 			SET(OLDEST_PID, Int32GetDatum(position.oldest_pid));
 		end = obix_partitions_end(parent);
 		SET(RUNWAY, Int64GetDatum(Max(end - 1 - position.head, 0)));
-		SET(STRANDED, Int64GetDatum(obix_stranded(parent)));
+		stranded = obix_stranded(parent);
+		if (stranded >= 0)
+			SET(STRANDED, Int64GetDatum(stranded));
 		if (pid != 0)
 			SET(WORKER_PID, Int32GetDatum(pid));
 		obix_get_trouble(shared, OBIX_TROUBLE_PARTITIONS, &trouble);
@@ -126,7 +136,8 @@ obix_outbox_state(PG_FUNCTION_ARGS)
 		}
 #undef SET
 	}
-	table_close(parent, AccessShareLock);
+	if (parent != NULL)
+		table_close(parent, AccessShareLock);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
 													  values, isnull)));
 }

@@ -58,11 +58,20 @@ obix_request_work(ObixOutbox *outbox, uint32 work)
 	LWLockRelease(obix_shared->worker_lock);
 }
 
-/* Does any outbox wait for the end of a prepared transaction? */
+/* Does an outbox of this database wait for a prepared transaction? */
 bool
 obix_has_undecided(void)
 {
-	return pg_atomic_read_u32(&obix_shared->undecided) != 0;
+	if (likely(pg_atomic_read_u32(&obix_shared->undecided) == 0))
+		return false;
+	for (int i = 0; i < obix_max_outboxes; i++)
+	{
+		ObixOutbox *outbox = obix_nth_outbox(i);
+
+		if (outbox->database == MyDatabaseId && outbox->undecided != 0)
+			return true;
+	}
+	return false;
 }
 
 /*
@@ -72,7 +81,7 @@ obix_has_undecided(void)
 void
 obix_request_undecided(void)
 {
-	if (likely(!obix_has_undecided()))
+	if (likely(pg_atomic_read_u32(&obix_shared->undecided) == 0))
 		return;
 
 	for (int i = 0; i < obix_max_outboxes; i++)
@@ -201,7 +210,7 @@ obix_worker_on_duty(int place)
 	return on_duty;
 }
 
-/* The database that a worker was started for. */
+/* The database that a place is kept for, InvalidOid if it is free. */
 Oid
 obix_worker_database(int place)
 {
@@ -213,16 +222,25 @@ obix_worker_database(int place)
 	return database;
 }
 
-/* A worker reports for duty. */
-void
-obix_enter_worker(int place)
+/*
+ * A worker reports for duty.  Returns false if its place is not kept for it any
+ * more, because the launcher was restarted meanwhile.
+ */
+bool
+obix_enter_worker(int place, Oid database)
 {
 	ObixWorker *worker = &obix_shared->workers[place];
+	bool		kept;
 
 	LWLockAcquire(obix_shared->worker_lock, LW_EXCLUSIVE);
-	worker->pid = MyProcPid;
-	worker->latch = &MyProc->procLatch;
+	kept = worker->database == database && worker->pid == 0;
+	if (kept)
+	{
+		worker->pid = MyProcPid;
+		worker->latch = &MyProc->procLatch;
+	}
 	LWLockRelease(obix_shared->worker_lock);
+	return kept;
 }
 
 /* A worker goes off duty: from now on the launcher is woken in its stead. */
@@ -313,4 +331,16 @@ obix_get_trouble(ObixOutbox *outbox, ObixTroubleKind kind,
 	LWLockAcquire(outbox->lock, LW_SHARED);
 	*trouble = outbox->troubles[kind];
 	LWLockRelease(outbox->lock);
+}
+
+/* The relation of an entry, InvalidOid if it is not one of this database. */
+Oid
+obix_outbox_relid(ObixOutbox *outbox)
+{
+	Oid			relid;
+
+	LWLockAcquire(outbox->lock, LW_SHARED);
+	relid = outbox->database == MyDatabaseId ? outbox->relation : InvalidOid;
+	LWLockRelease(outbox->lock);
+	return relid;
 }

@@ -30,12 +30,13 @@ extern int	obix_reserve_worker(Oid database);
 extern bool obix_free_worker(int place);
 extern bool obix_worker_on_duty(int place);
 extern Oid	obix_worker_database(int place);
-extern void obix_enter_worker(int place);
+extern bool obix_enter_worker(int place, Oid database);
 extern void obix_leave_worker(int place, bool done);
 extern int	obix_worker_pid(Oid database);
 extern bool obix_record_failure(ObixOutbox *outbox, ObixTroubleKind kind,
 								const char *message, bool busy);
 extern bool obix_record_success(ObixOutbox *outbox, ObixTroubleKind kind);
+extern Oid	obix_outbox_relid(ObixOutbox *outbox);
 extern void obix_get_trouble(ObixOutbox *outbox, ObixTroubleKind kind,
 							 ObixTrouble *trouble);
 

@@ -42,12 +42,13 @@
 #include "relation.h"
 #include "work.h"
 #include "worker.h"
+#include "xact.h"
 
 /* Between looks for the end of a prepared transaction */
 #define WAVE_MS				10
 
-/* With obix.notify on, the worker stays this many times longer */
-#define NOTIFY_LINGER		60
+/* With obix.notify on, the worker stays as long as DROP DATABASE bears */
+#define NOTIFY_LINGER_MS	4000
 
 /* The channel of obix.notify */
 #define CHANNEL				"obix"
@@ -143,19 +144,17 @@ task_resolve(Oid relid)
 	if (parent != NULL)
 	{
 		known = obix_get_relation(parent);
-		if (known != NULL && obix_why_not_ready(parent) == NULL &&
-			obix_registry_find(relid, &row))
+		shared = known != NULL ? obix_try_attach(parent, known) : NULL;
+		if (shared != NULL && obix_registry_find(relid, &row))
 		{
-			shared = obix_attach(parent, known);
 			if (obix_get_position(shared, relid, known->id, &position) &&
 				position.high_water_mark > row.resolved)
 				(void) obix_raise_resolved(relid, position.high_water_mark, false);
 		}
 		table_close(parent, NoLock);
 	}
-	if (known == NULL && ConditionalLockRelationOid(relid, AccessExclusiveLock) &&
-		!obix_registry_find(relid, &row))
-		obix_free_outboxes(MyDatabaseId, relid);
+	if (known == NULL)
+		obix_forget_dropped(relid);
 }
 
 /* A task failed: say so if it is news, and ask for it again. */
@@ -163,11 +162,9 @@ static void
 report_failure(ObixOutbox *outbox, const char *name, ErrorData *error,
 			   ObixTroubleKind kind, uint32 work)
 {
-	bool		busy = error->sqlerrcode == ERRCODE_LOCK_NOT_AVAILABLE ||
-		error->sqlerrcode == ERRCODE_T_R_DEADLOCK_DETECTED;
-
 	if (outbox == NULL ||
-		obix_record_failure(outbox, kind, error->message, busy))
+		obix_record_failure(outbox, kind, error->message,
+							obix_is_busy(error->sqlerrcode)))
 		ereport(LOG,
 				(errcode(error->sqlerrcode),
 				 errmsg("maintenance of outbox \"%s\" failed: %s",
@@ -246,6 +243,8 @@ serve_outbox(ObixOutbox *outbox, Oid relid, uint32 work)
 	bool		failed[OBIX_TROUBLE_KINDS] = {false};
 
 	obix_take_work(outbox, work);
+	if (!obix_enabled)
+		return;					/* asked for again by the timer */
 	if (!obix_auto_recover)
 		work &= ~OBIX_WORK_RECOVER;
 	for (int i = 0; i < lengthof(tasks); i++)
@@ -310,6 +309,7 @@ visit_outbox(Oid relid)
 {
 	Relation	parent;
 	ObixRelation *known;
+	ObixOutbox *shared;
 
 	if (!ConditionalLockRelationOid(relid, AccessShareLock))
 		return;
@@ -317,9 +317,10 @@ visit_outbox(Oid relid)
 	if (parent == NULL)
 		return;
 	known = obix_get_relation(parent);
-	if (known != NULL && obix_why_not_ready(parent) == NULL)
-		obix_request_work(obix_attach(parent, known),
-						  OBIX_WORK_FILL | OBIX_WORK_RECOVER | OBIX_WORK_PREMAKE);
+	shared = known != NULL ? obix_try_attach(parent, known) : NULL;
+	if (shared != NULL)
+		obix_request_work(shared, OBIX_WORK_FILL | OBIX_WORK_RECOVER |
+						  OBIX_WORK_PREMAKE);
 	table_close(parent, NoLock);
 }
 
@@ -363,12 +364,15 @@ visit_outboxes(void)
 static void
 resolve_outboxes(void)
 {
+	if (!obix_enabled)
+		return;
 	for (int i = 0; i < obix_max_outboxes; i++)
 	{
 		ObixOutbox *outbox = obix_nth_outbox(i);
+		Oid			relid = obix_outbox_relid(outbox);
 
-		if (outbox->database == MyDatabaseId)
-			(void) run_task(outbox, outbox->relation, task_resolve,
+		if (OidIsValid(relid))
+			(void) run_task(outbox, relid, task_resolve,
 							OBIX_TROUBLE_PARTITIONS, 0);
 	}
 }
@@ -384,22 +388,25 @@ void
 obix_worker_main(Datum arg)
 {
 	TimestampTz last_busy;
+	Oid			database;
 
 	place = DatumGetInt32(arg);
+	memcpy(&database, MyBgworkerEntry->bgw_extra, sizeof(database));
 	before_shmem_exit(leave_at_exit, (Datum) 0);
 
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	pqsignal(SIGTERM, die);
 	BackgroundWorkerUnblockSignals();
-	BackgroundWorkerInitializeConnectionByOid(obix_worker_database(place),
-											  InvalidOid, 0);
+	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
 	set_own_values();
 	task_context = AllocSetContextCreate(TopMemoryContext, "obix worker task",
 										 ALLOCSET_DEFAULT_SIZES);
 	visit_context = AllocSetContextCreate(TopMemoryContext, "obix worker visit",
 										  ALLOCSET_SMALL_SIZES);
-	obix_enter_worker(place);
-	on_duty = true;
+	obix_in_worker = true;
+	on_duty = obix_enter_worker(place, database);
+	if (!on_duty)
+		proc_exit(0);
 
 	visit_outboxes();
 	last_busy = GetCurrentTimestamp();
@@ -428,8 +435,9 @@ obix_worker_main(Datum arg)
 		}
 
 		now = GetCurrentTimestamp();
-		leave_at = TimestampTzPlusMilliseconds(last_busy, obix_worker_linger *
-											   (obix_notify ? NOTIFY_LINGER : 1));
+		leave_at = TimestampTzPlusMilliseconds(last_busy, obix_notify ?
+											   Max(obix_worker_linger, NOTIFY_LINGER_MS) :
+											   obix_worker_linger);
 		if (now >= leave_at)
 			break;
 		if (retry_at == 0 || retry_at > leave_at)

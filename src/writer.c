@@ -17,10 +17,14 @@
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_index.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
+#include "utils/lsyscache.h"
 #include "utils/memutils.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "compat.h"
@@ -30,10 +34,14 @@
 
 /*
  * Begin to write into an outbox.  The caller holds ROW EXCLUSIVE on it, has an
- * active snapshot, and has checked that rows can be inserted.
+ * active snapshot, and has checked the outbox if it writes events.
+ *
+ * placeholders: rows that the user's triggers have no business with, so they
+ * are no objection, and columns that the user has added stay NULL; and whoever
+ * writes them does not wait for the lock on a leaf.
  */
 ObixWriter *
-obix_writer_begin(Relation parent, bool wait, bool bulk)
+obix_writer_begin(Relation parent, bool placeholders, bool bulk)
 {
 	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext,
 												  "obix writer",
@@ -42,7 +50,7 @@ obix_writer_begin(Relation parent, bool wait, bool bulk)
 	ObixWriter *writer = palloc0(sizeof(ObixWriter));
 
 	writer->parent = parent;
-	writer->wait = wait;
+	writer->placeholders = placeholders;
 	writer->bulk = bulk;
 	writer->context = context;
 	writer->batch_context = AllocSetContextCreate(context, "obix writer batch",
@@ -52,20 +60,12 @@ obix_writer_begin(Relation parent, bool wait, bool bulk)
 	return writer;
 }
 
-/* Insert the rows of the batch. */
 static void
-flush_batch(ObixWriter *writer)
+insert_batch(ObixWriter *writer)
 {
 	CommandId	cid = GetCurrentCommandId(true);
-	TupleConstr *constraints = RelationGetDescr(writer->rel)->constr;
-	MemoryContext old;
 
-	if (writer->nrows == 0)
-		return;
-
-	old = MemoryContextSwitchTo(writer->batch_context);
-
-	if (constraints != NULL)
+	if (RelationGetDescr(writer->rel)->constr != NULL)
 	{
 		for (int i = 0; i < writer->nrows; i++)
 			ExecConstraints(writer->info, writer->slots[i], writer->estate);
@@ -86,12 +86,52 @@ flush_batch(ObixWriter *writer)
 		ExecClearTuple(writer->slots[i]);
 		ResetPerTupleExprContext(writer->estate);
 	}
+}
+
+/*
+ * Insert the rows of the batch.  This can be long after the call of
+ * obix.publish and in another context, so what belongs to the owner of the
+ * outbox runs as the owner, as in maintenance commands.
+ */
+static void
+flush_batch(ObixWriter *writer)
+{
+	MemoryContext old;
+	ObixIdentity saved;
+
+	if (writer->nrows == 0)
+		return;
+
+	old = MemoryContextSwitchTo(writer->batch_context);
+	if (writer->owner_code)
+		obix_become_owner(writer->parent, &saved);
+	insert_batch(writer);
+	if (writer->owner_code)
+		obix_become_self(&saved);
 
 	writer->nrows = 0;
 	writer->bytes = 0;
 	MemoryContextSwitchTo(old);
 	MemoryContextReset(writer->batch_context);
 	CHECK_FOR_INTERRUPTS();
+}
+
+/* Does inserting into the open leaf evaluate expressions of its owner? */
+static bool
+has_owner_code(ObixWriter *writer)
+{
+	TupleConstr *constraints = RelationGetDescr(writer->rel)->constr;
+
+	if (constraints != NULL && constraints->num_check > 0)
+		return true;
+	for (int i = 0; i < writer->info->ri_NumIndices; i++)
+	{
+		IndexInfo  *index = writer->info->ri_IndexRelationInfo[i];
+
+		if (index->ii_Expressions != NIL || index->ii_Predicate != NIL)
+			return true;
+	}
+	return false;
 }
 
 static void
@@ -134,7 +174,7 @@ lock_leaf(ObixWriter *writer, int64 sequence)
 					 errdetail("The outbox has lost its DEFAULT partition."),
 					 errhint("Attach a DEFAULT partition.")));
 
-		if (writer->wait)
+		if (!writer->placeholders)
 			LockRelationOid(writer->leaf.relid, RowExclusiveLock);
 		else if (!ConditionalLockRelationOid(writer->leaf.relid,
 											 RowExclusiveLock))
@@ -160,12 +200,25 @@ open_leaf(ObixWriter *writer, int64 sequence)
 
 	old = MemoryContextSwitchTo(writer->context);
 	writer->rel = table_open(writer->leaf.relid, NoLock);
-	obix_check_insertable(writer->rel);
+	if (writer->rel->rd_rel->relkind != RELKIND_RELATION)
+		ereport(ERROR,
+				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
+				 errmsg("partition \"%s\" is not an ordinary table",
+						RelationGetRelationName(writer->rel)),
+				 errhint("Detach it, and attach tables that hold rows.")));
+	if (writer->placeholders)
+		obix_check_columns(writer->rel);
+	else
+	{
+		obix_check_insertable(writer->rel);
+		obix_check_placeholder_indexes(writer->rel);
+	}
 
 	writer->estate = CreateExecutorState();
 	writer->info = makeNode(ResultRelInfo);
 	InitResultRelInfo(writer->info, writer->rel, 0, NULL, 0);
 	ExecOpenIndices(writer->info, false);
+	writer->owner_code = has_owner_code(writer);
 	if (writer->bulk)
 		writer->bistate = GetBulkInsertState();
 	MemoryContextSwitchTo(old);
@@ -179,7 +232,7 @@ open_leaf(ObixWriter *writer, int64 sequence)
  * Write an event under a sequence higher than all before.  Sequence and time
  * are patched into the row as it was formed by obix_event_desc(): sequence is
  * the first column, and recorded_at the last, 8 bytes each and never NULL.
- * Returns false if the leaf is locked and the writer does not wait.
+ * Returns false if the leaf is locked and we do not wait.
  */
 bool
 obix_writer_put(ObixWriter *writer, MinimalTuple event, int64 sequence,
@@ -228,4 +281,92 @@ obix_writer_end(ObixWriter *writer)
 {
 	close_leaf(writer);
 	MemoryContextDelete(writer->context);
+}
+
+/*
+ * Error out if an index of a partition allows only one placeholder.  All their
+ * columns but the sequence are the same, so what tells them apart is that, or a
+ * NULL, or that a partial index leaves them out.
+ */
+void
+obix_check_placeholder_indexes(Relation leaf)
+{
+	List	   *indexes = RelationGetIndexList(leaf);
+	ListCell   *cell;
+
+	foreach(cell, indexes)
+	{
+		HeapTuple	tuple = SearchSysCache1(INDEXRELID,
+											ObjectIdGetDatum(lfirst_oid(cell)));
+		Form_pg_index form;
+		bool		apart;
+
+		if (!HeapTupleIsValid(tuple))
+			continue;
+		form = (Form_pg_index) GETSTRUCT(tuple);
+		apart = (!form->indisunique && !form->indisexclusion) ||
+			!heap_attisnull(tuple, Anum_pg_index_indpred, NULL);
+		for (int i = 0; i < form->indnkeyatts && !apart; i++)
+		{
+			AttrNumber	attnum = form->indkey.values[i];
+
+			apart = attnum == Anum_event_sequence ||
+				(attnum != Anum_event_id && attnum != Anum_event_recorded_at &&
+				 !form->indnullsnotdistinct);
+		}
+		ReleaseSysCache(tuple);
+		if (!apart)
+			ereport(ERROR,
+					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+					 errmsg("index \"%s\" would keep placeholders out of partition \"%s\"",
+							get_rel_name(lfirst_oid(cell)),
+							RelationGetRelationName(leaf)),
+					 errdetail("Placeholders for abandoned sequences all have the same id."),
+					 errhint("Create it with WHERE payload IS NOT NULL.")));
+	}
+	list_free(indexes);
+}
+
+static void
+placeholder_context(void *arg)
+{
+	errcontext("checking that a placeholder can be written to outbox \"%s\"",
+			   (char *) arg);
+}
+
+/*
+ * Error out if a constraint of an outbox would keep placeholders out: then one
+ * rolled-back INSERT would stop all readers for good, so it is the writer who
+ * has to hear of it.
+ */
+void
+obix_check_placeholder(Relation parent)
+{
+	TupleDesc	desc = RelationGetDescr(parent);
+	ErrorContextCallback callback;
+	ObixIdentity saved;
+	EState	   *estate;
+	ResultRelInfo *info;
+	TupleTableSlot *slot;
+
+	if (desc->constr == NULL)
+		return;
+
+	estate = CreateExecutorState();
+	info = makeNode(ResultRelInfo);
+	InitResultRelInfo(info, parent, 0, NULL, 0);
+	slot = MakeSingleTupleTableSlot(desc, &TTSOpsMinimalTuple);
+	ExecStoreMinimalTuple(obix_form_placeholder(), slot, true);
+
+	callback.callback = placeholder_context;
+	callback.arg = RelationGetRelationName(parent);
+	callback.previous = error_context_stack;
+	error_context_stack = &callback;
+	obix_become_owner(parent, &saved);
+	ExecConstraints(info, slot, estate);
+	obix_become_self(&saved);
+	error_context_stack = callback.previous;
+
+	ExecDropSingleTupleTableSlot(slot);
+	FreeExecutorState(estate);
 }

@@ -22,8 +22,10 @@
 typedef struct ObixWriter
 {
 	Relation	parent;
-	bool		wait;			/* for the lock on a leaf; else give up */
+	bool		placeholders;	/* not events, see obix_writer_begin() */
 	bool		bulk;			/* go through a small ring of buffers */
+	bool		owner_code;		/* inserting evaluates expressions of the
+								 * owner's */
 
 	ObixLeaf	leaf;			/* of the rows in the batch */
 	Relation	rel;			/* NULL: none is open */
@@ -39,9 +41,12 @@ typedef struct ObixWriter
 	Size		bytes;
 } ObixWriter;
 
-extern ObixWriter *obix_writer_begin(Relation parent, bool wait, bool bulk);
+extern ObixWriter *obix_writer_begin(Relation parent, bool placeholders,
+									 bool bulk);
 extern bool obix_writer_put(ObixWriter *writer, MinimalTuple event,
 							int64 sequence, TimestampTz recorded_at);
 extern void obix_writer_end(ObixWriter *writer);
+extern void obix_check_placeholder(Relation parent);
+extern void obix_check_placeholder_indexes(Relation leaf);
 
 #endif							/* OBIX_WRITER_H */

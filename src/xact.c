@@ -68,6 +68,8 @@ typedef struct ObixFate
 	bool		dropped;		/* else created */
 } ObixFate;
 
+bool		obix_in_worker = false;
+
 static ObixXact *xacts = NULL;
 static ObixFate *fates = NULL;
 
@@ -275,8 +277,12 @@ obix_xact_may_leave_hole(Oid relid)
 void
 obix_xact_walked(ObixXact *xact, int64 next, int64 undecided)
 {
-	if (xact->walk_level == 0)
-		xact->walk_level = GetCurrentTransactionNestLevel();
+	int			level = GetCurrentTransactionNestLevel();
+
+	/* what a savepoint may undo does not add to what an earlier walk did */
+	if (xact->walk_level != 0 && xact->walk_level < level)
+		return;
+	xact->walk_level = level;
 	xact->walked_to = next;
 	xact->undecided = undecided;
 }
@@ -367,9 +373,11 @@ obix_xact_end(XactEvent event)
 
 	/*
 	 * A transaction without an xid may have ended a prepared one: that one's
-	 * own end calls no callback.
+	 * own end calls no callback.  It may also have failed after that.  The
+	 * worker's own transactions have not.
 	 */
-	if (commit && !TransactionIdIsValid(GetTopTransactionIdIfAny()))
+	if (!prepare && !obix_in_worker &&
+		!TransactionIdIsValid(GetTopTransactionIdIfAny()))
 		obix_request_undecided();
 }
 

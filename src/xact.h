@@ -17,6 +17,9 @@
 
 typedef struct ObixXact ObixXact;
 
+/* Is this the worker of a database?  Set once, when it starts. */
+extern bool obix_in_worker;
+
 extern ObixXact *obix_xact(Relation parent, ObixOutbox *outbox);
 extern int64 obix_xact_allocate(ObixXact *xact, int64 count);
 extern int64 obix_xact_draw(ObixXact *xact);
