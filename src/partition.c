@@ -27,6 +27,7 @@
 #include "catalog/namespace.h"
 #include "catalog/pg_class.h"
 #include "commands/defrem.h"
+#include "commands/tablecmds.h"
 #include "commands/tablespace.h"
 #include "common/int.h"
 #include "executor/spi.h"
@@ -172,6 +173,22 @@ obix_create_leaf(Oid parent, const char *name)
 }
 
 /*
+ * Give a partition to the owner of its outbox.  ALTER TABLE ... OWNER leaves
+ * those behind that are there, and maintenance acts as the owner of the outbox.
+ * The caller has locked the partition exclusively.
+ */
+void
+obix_adopt(Oid parent, Oid leaf)
+{
+	Relation	rel = table_open(parent, AccessShareLock);
+	Oid			owner = rel->rd_rel->relowner;
+
+	table_close(rel, NoLock);
+	ATExecChangeOwner(leaf, owner, true, AccessExclusiveLock);
+	CommandCounterIncrement();
+}
+
+/*
  * Add a CHECK constraint to a table that the caller has proved and holds
  * locked against any change.  Nothing is scanned.
  */
@@ -252,6 +269,7 @@ obix_attach_range(Oid parent, Oid leaf, int64 lower, int64 upper)
 					 errhint("Call obix.recover_default, or leave it to the worker.")));
 		if (!has_rows)
 			continue;
+		obix_adopt(parent, relids[i]);
 		if (i == 0)
 			add_proved_check(relids[i],
 							 psprintf("sequence < '" INT64_FORMAT "'::pg_catalog.int8"

@@ -227,6 +227,7 @@ promote(Oid parent, Oid old_default, Oid new_default, List *gaps,
 	int64		lower;
 	int64		upper;
 
+	obix_adopt(parent, old_default);
 	for (int i = 0; i < list_length(gaps); i++)
 	{
 		ObixGap    *gap = list_nth(gaps, i);

@@ -15,6 +15,7 @@
 #include "miscadmin.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
+#include "utils/lsyscache.h"
 #include "utils/timestamp.h"
 
 #include "bounds.h"
@@ -42,7 +43,12 @@ obix_partitions(PG_FUNCTION_ARGS)
 	InitMaterializedSRF(fcinfo, 0);
 	parent = obix_try_open(PG_GETARG_OID(0), AccessShareLock, &known);
 	if (parent == NULL)
+	{
+		/* dropped just now, or no outbox at all */
+		if (get_rel_name(PG_GETARG_OID(0)) != NULL)
+			(void) obix_open(PG_GETARG_OID(0), AccessShareLock, &known);
 		return (Datum) 0;
+	}
 
 	obix_find_leaf(parent, OBIX_NO_LOWER, &leaf);
 	do
