@@ -30,6 +30,8 @@
 #include "partition.h"
 #include "registry.h"
 #include "relation.h"
+#include "work.h"
+#include "xact.h"
 
 /* Partitions to keep ready, at most; also in the SQL script */
 #define MAX_PREMAKE		10000
@@ -154,7 +156,8 @@ obix_create_outbox(PG_FUNCTION_ARGS)
 
 	/* where there is no room, it is the creator who hears of it */
 	parent = obix_open(relid, AccessShareLock, &known);
-	(void) obix_attach(parent, known);
+	(void) obix_xact(parent, obix_attach(parent, known));
+	obix_xact_request_work(relid, OBIX_WORK_PREMAKE);
 	table_close(parent, NoLock);
 
 	AtEOXact_GUC(false, nestlevel);
@@ -169,6 +172,7 @@ obix_alter_outbox(PG_FUNCTION_ARGS)
 {
 	Oid			relid;
 	ObixRelation *known;
+	ObixOutbox *shared;
 	Relation	parent;
 	ObixRegistryRow row;
 
@@ -193,6 +197,13 @@ obix_alter_outbox(PG_FUNCTION_ARGS)
 	if (!PG_ARGISNULL(2))
 		row.premake = PG_GETARG_INT32(2);
 	obix_registry_update(&row);
+
+	shared = obix_try_attach(parent, known);
+	if (shared != NULL)
+	{
+		(void) obix_xact(parent, shared);
+		obix_xact_request_work(relid, OBIX_WORK_PREMAKE);
+	}
 	table_close(parent, NoLock);
 
 	PG_RETURN_VOID();

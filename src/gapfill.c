@@ -248,7 +248,9 @@ obix_fill(Oid relid, bool all)
 		return 0;
 	obix_lock_mutex(row.id, OBIX_MUTEX_FILL);
 	obix_limit_lock_waits();
-	parent = obix_open(relid, RowExclusiveLock, &known);
+	parent = obix_try_open(relid, RowExclusiveLock, &known);
+	if (parent == NULL)
+		return 0;				/* dropped meanwhile */
 	if (obix_why_not_ready(parent) != NULL)
 	{
 		table_close(parent, NoLock);
@@ -278,7 +280,7 @@ obix_fill(Oid relid, bool all)
 			obix_writer_end(walk.writer);
 		obix_become_self(&saved);
 
-		if (walk.busy && walk.filled == 0)
+		if (walk.busy && (all || walk.filled == 0))
 			ereport(ERROR,
 					(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
 					 errmsg("could not obtain lock on a partition of outbox \"%s\"",

@@ -34,6 +34,7 @@
 #include "obix.h"
 #include "relation.h"
 #include "uuid.h"
+#include "work.h"
 #include "writer.h"
 #include "xact.h"
 
@@ -92,10 +93,11 @@ obix_next_sequence(PG_FUNCTION_ARGS)
 }
 
 /*
- * Learn about the partition that the guard is called for.  It must belong to an
- * outbox: anybody can put the trigger on a table of theirs.
+ * Learn about the partition that the guard is called for.  Returns false if it
+ * does not belong to an outbox: anybody can put the trigger on a table of
+ * theirs, and a restore may not have got to the registry yet.
  */
-static void
+static bool
 look_at(Relation leaf)
 {
 	Oid			relid = RelationGetRelid(leaf);
@@ -110,12 +112,10 @@ look_at(Relation leaf)
 
 	parent = table_open(parent_relid, AccessShareLock);
 	if (obix_get_relation(parent) == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
-				 errmsg("\"%s\" is not a partition of an outbox",
-						RelationGetRelationName(leaf)),
-				 errdetail("It has a trigger that calls obix.guard."),
-				 errhint("Drop the trigger.")));
+	{
+		table_close(parent, NoLock);
+		return false;
+	}
 	guarded.parent = parent_relid;
 	guarded.is_default = obix_default_leaf(parent) == relid;
 	for (int i = 0; i < Natts_event; i++)
@@ -160,6 +160,7 @@ look_at(Relation leaf)
 	}
 	table_close(parent, NoLock);
 	guarded.relid = relid;
+	return true;
 }
 
 static Datum
@@ -194,7 +195,7 @@ accept_row(TupleTableSlot *slot)
 	{
 		obix_xact_accept(obix_xact(parent, shared), sequence);
 		if (guarded.is_default)
-			obix_xact_stranded(guarded.parent);
+			obix_xact_request_work(guarded.parent, OBIX_WORK_RECOVER);
 	}
 	table_close(parent, NoLock);
 }
@@ -238,7 +239,7 @@ check_insert(TupleTableSlot *slot)
 	if (guarded.may_refuse)
 		obix_xact_may_leave_hole(guarded.parent);
 	if (guarded.is_default)
-		obix_xact_stranded(guarded.parent);
+		obix_xact_request_work(guarded.parent, OBIX_WORK_RECOVER);
 }
 
 static void
@@ -296,6 +297,7 @@ obix_guard(PG_FUNCTION_ARGS)
 {
 	TriggerData *trigger = (TriggerData *) fcinfo->context;
 	HeapTuple	result;
+	bool		as_it_comes;
 
 	if (!CALLED_AS_TRIGGER(fcinfo) ||
 		!TRIGGER_FIRED_BEFORE(trigger->tg_event) ||
@@ -312,11 +314,22 @@ obix_guard(PG_FUNCTION_ARGS)
 	if (RelationGetRelid(trigger->tg_relation) == obix_unguarded)
 		return PointerGetDatum(result);
 
-	if (guarded.relid != RelationGetRelid(trigger->tg_relation))
-		look_at(trigger->tg_relation);
+	as_it_comes = SessionReplicationRole == SESSION_REPLICATION_ROLE_REPLICA ||
+		!obix_enabled;
+	if (guarded.relid != RelationGetRelid(trigger->tg_relation) &&
+		!look_at(trigger->tg_relation))
+	{
+		if (as_it_comes)
+			return PointerGetDatum(result);
+		ereport(ERROR,
+				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
+				 errmsg("\"%s\" is not a partition of an outbox",
+						RelationGetRelationName(trigger->tg_relation)),
+				 errdetail("It has a trigger that calls obix.guard."),
+				 errhint("Drop the trigger.")));
+	}
 
-	if (SessionReplicationRole == SESSION_REPLICATION_ROLE_REPLICA ||
-		!obix_enabled)
+	if (as_it_comes)
 	{
 		if (TRIGGER_FIRED_BY_INSERT(trigger->tg_event))
 			accept_row(trigger->tg_trigslot);

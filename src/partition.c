@@ -60,6 +60,9 @@
 #define MAX_RUSH			64
 #define MIN_RUSH_SECONDS	0.05
 
+/* Share of a second that making partitions may take in a rush */
+#define RUSH_SHARE			5
+
 /* The name of the constraint that spares DEFAULT a scan */
 #define PROOF_NAME		"obix_proof"
 
@@ -528,13 +531,16 @@ obix_premake(Oid relid)
 	int64		next;
 	int64		lower;
 	int			due;
+	int			rush;
 	int			made = 0;
 
 	if (!obix_enabled || !obix_registry_find(relid, &row))
 		return 0;
 	obix_lock_mutex(row.id, OBIX_MUTEX_PARTITIONS);
 	obix_limit_lock_waits();
-	parent = obix_open(relid, AccessShareLock, &known);
+	parent = obix_try_open(relid, AccessShareLock, &known);
+	if (parent == NULL)
+		return 0;				/* dropped meanwhile */
 	if (obix_why_not_ready(parent) != NULL)
 	{
 		table_close(parent, NoLock);
@@ -549,7 +555,8 @@ obix_premake(Oid relid)
 	lower = obix_partitions_end(parent);
 	obix_find_leaf(parent, next, &current);
 	due = row.premake - partitions_above(parent, &current);
-	due += partitions_in_a_rush(&position, row.partition_width);
+	rush = partitions_in_a_rush(&position, row.partition_width);
+	due += rush;
 
 	if (current.is_default && current.upper == OBIX_NO_UPPER)
 	{
@@ -566,6 +573,10 @@ obix_premake(Oid relid)
 			stranded = obix_lowest_in(rel, &dirty, lower, PG_INT64_MAX, &found);
 			table_close(rel, AccessShareLock);
 		}
+		/* in a rush the head will have gone on by the time this is done */
+		if (stranded)
+			missing += rush / RUSH_SHARE;
+
 		if (!stranded)
 			due = Min(missing + due, INT_MAX / 2);
 		else if (pg_mul_s64_overflow(missing, row.partition_width, &missing) ||

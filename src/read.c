@@ -34,6 +34,7 @@
 #include "utils/wait_event.h"
 
 #include "bounds.h"
+#include "read.h"
 #include "registry.h"
 #include "relation.h"
 #include "uuid.h"
@@ -107,13 +108,18 @@ has_row(Relation parent, Snapshot snapshot, int64 sequence, pg_uuid_t *id)
 	return exists;
 }
 
-/* The first sequence that is not removed. */
+/*
+ * The first sequence that is not removed.  A row that the reader does not see
+ * yet counts too, lest it be skipped.
+ */
 static int64
-oldest_kept(Relation parent, Snapshot snapshot, int64 resolved)
+oldest_kept(Relation parent, int64 resolved)
 {
+	SnapshotData dirty;
 	int64		oldest;
 
-	if (obix_oldest_row(parent, snapshot, 1, &oldest))
+	InitDirtySnapshot(dirty);
+	if (obix_oldest_row(parent, &dirty, 1, &oldest))
 		return Min(oldest, resolved + 1);
 	return resolved + 1;
 }
@@ -352,8 +358,7 @@ obix_read(PG_FUNCTION_ARGS)
 	reader.shared = obix_try_attach(reader.parent, reader.known);
 
 	if (PG_ARGISNULL(1))
-		after = oldest_kept(reader.parent, reader.snapshot,
-							resolved_of(relid)) - 1;
+		after = oldest_kept(reader.parent, resolved_of(relid)) - 1;
 	else if (reader.shared != NULL)
 	{
 		obix_get_position(reader.shared, relid, reader.known->id, &position);
@@ -429,34 +434,46 @@ walk_visible(Relation parent, Snapshot snapshot, int64 from, int64 to)
 }
 
 /*
- * obix.high_water_mark(outbox): exact, also while holes have yet to be dealt
- * with, for then the table is asked.
+ * The position up to which a reader can read now; exact, also while holes have
+ * yet to be dealt with, for then the table is asked.
+ */
+int64
+obix_exact_high_water_mark(Relation parent, ObixRelation *known)
+{
+	Oid			relid = RelationGetRelid(parent);
+	ObixOutbox *shared = obix_try_attach(parent, known);
+	ObixPosition position;
+	Snapshot	snapshot;
+	int64		mark;
+
+	if (shared != NULL)
+		obix_get_position(shared, relid, known->id, &position);
+	else
+	{
+		position.frontier = PG_INT64_MAX - 1;
+		position.high_water_mark = resolved_of(relid);
+	}
+	if (position.high_water_mark >= position.frontier)
+		return position.high_water_mark;
+
+	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	mark = walk_visible(parent, snapshot, position.high_water_mark + 1,
+						position.frontier);
+	UnregisterSnapshot(snapshot);
+	return mark;
+}
+
+/*
+ * obix.high_water_mark(outbox)
  */
 Datum
 obix_high_water_mark(PG_FUNCTION_ARGS)
 {
-	Oid			relid = PG_GETARG_OID(0);
 	ObixRelation *known;
-	Relation	parent = open_for_reading(relid, "obix.high_water_mark", &known);
-	ObixOutbox *shared = obix_try_attach(parent, known);
-	ObixPosition position;
-	int64		mark;
+	Relation	parent = open_for_reading(PG_GETARG_OID(0),
+										  "obix.high_water_mark", &known);
+	int64		mark = obix_exact_high_water_mark(parent, known);
 
-	position.frontier = PG_INT64_MAX - 1;
-	position.high_water_mark = 0;
-	if (shared != NULL)
-		obix_get_position(shared, relid, known->id, &position);
-	else
-		position.high_water_mark = resolved_of(relid);
-
-	mark = position.high_water_mark;
-	if (mark < position.frontier)
-	{
-		Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
-
-		mark = walk_visible(parent, snapshot, mark + 1, position.frontier);
-		UnregisterSnapshot(snapshot);
-	}
 	table_close(parent, AccessShareLock);
 	PG_RETURN_INT64(mark);
 }

@@ -305,7 +305,9 @@ obix_recover(Oid relid, bool by_hand)
 		return 0;
 	obix_lock_mutex(row.id, OBIX_MUTEX_PARTITIONS);
 	obix_limit_lock_waits();
-	parent = obix_open(relid, AccessShareLock, &known);
+	parent = obix_try_open(relid, AccessShareLock, &known);
+	if (parent == NULL)
+		return 0;				/* dropped meanwhile */
 	if (obix_why_not_ready(parent) != NULL || find_gaps(parent) == NIL)
 	{
 		table_close(parent, NoLock);

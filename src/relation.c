@@ -358,7 +358,8 @@ obix_check_insertable(Relation rel)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("cannot publish to outbox \"%s\" because of its column \"%s\"",
-						RelationGetRelationName(rel), NameStr(column->attname)),
+						RelationGetRelationName(rel),
+						column->attisdropped ? "(dropped)" : NameStr(column->attname)),
 				 errdetail("An outbox to which obix.publish writes has the columns of obix.event, and never had others."),
 				 errhint("Put further data into payload or headers, or use INSERT.")));
 	}

@@ -11,6 +11,7 @@
 
 #include "access/htup_details.h"
 #include "access/table.h"
+#include "access/xlog.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/acl.h"
@@ -20,6 +21,7 @@
 
 #include "bounds.h"
 #include "partition.h"
+#include "read.h"
 #include "relation.h"
 #include "work.h"
 
@@ -102,6 +104,13 @@ obix_outbox_state(PG_FUNCTION_ARGS)
 		parent = obix_try_open(relid, AccessShareLock, &known);
 	if (parent != NULL)
 		shared = obix_try_attach(parent, known);
+
+#define SET(column, datum) \
+	(values[column] = (datum), isnull[column] = false)
+
+	if (parent != NULL && RecoveryInProgress())
+		SET(HIGH_WATER_MARK,
+			Int64GetDatum(obix_exact_high_water_mark(parent, known)));
 	if (shared != NULL)
 	{
 		ObixPosition position;
@@ -109,9 +118,6 @@ obix_outbox_state(PG_FUNCTION_ARGS)
 		int64		stranded;
 		int			pid = obix_worker_pid(MyDatabaseId);
 		ObixTrouble trouble;
-
-#define SET(column, datum) \
-		(values[column] = (datum), isnull[column] = false)
 
 		obix_get_position(shared, relid, known->id, &position);
 		SET(HEAD, Int64GetDatum(position.head));
@@ -140,8 +146,9 @@ obix_outbox_state(PG_FUNCTION_ARGS)
 			SET(RETRY_AT, TimestampTzGetDatum(trouble.retry_at));
 			SET(LAST_ERROR, CStringGetTextDatum(trouble.last_error));
 		}
-#undef SET
 	}
+#undef SET
+
 	if (parent != NULL)
 		table_close(parent, AccessShareLock);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),

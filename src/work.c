@@ -26,10 +26,10 @@
  * milliseconds.  That somebody holds a lock is worth a log message only when
  * it has gone on for a while.
  */
-#define FIRST_RETRY_MS		100
+#define FIRST_RETRY_MS		25
 #define MAX_BUSY_RETRY_MS	5000
 #define MAX_ERROR_RETRY_MS	60000
-#define REPORT_BUSY_AFTER	6
+#define REPORT_BUSY_AFTER	8
 
 /*
  * Ask for work on an outbox.  The bits stay set until a worker takes them, so

@@ -29,6 +29,7 @@
 
 #include "compat.h"
 #include "relation.h"
+#include "work.h"
 #include "writer.h"
 #include "xact.h"
 
@@ -224,7 +225,8 @@ open_leaf(ObixWriter *writer, int64 sequence)
 	MemoryContextSwitchTo(old);
 
 	if (writer->leaf.is_default)
-		obix_xact_stranded(RelationGetRelid(writer->parent));
+		obix_xact_request_work(RelationGetRelid(writer->parent),
+							   OBIX_WORK_RECOVER);
 	return true;
 }
 
@@ -327,13 +329,6 @@ obix_check_placeholder_indexes(Relation leaf)
 	list_free(indexes);
 }
 
-static void
-placeholder_context(void *arg)
-{
-	errcontext("checking that a placeholder can be written to outbox \"%s\"",
-			   (char *) arg);
-}
-
 /*
  * Error out if a constraint of an outbox would keep placeholders out: then one
  * rolled-back INSERT would stop all readers for good, so it is the writer who
@@ -343,7 +338,7 @@ void
 obix_check_placeholder(Relation parent)
 {
 	TupleDesc	desc = RelationGetDescr(parent);
-	ErrorContextCallback callback;
+	MemoryContext context = CurrentMemoryContext;
 	ObixIdentity saved;
 	EState	   *estate;
 	ResultRelInfo *info;
@@ -358,14 +353,34 @@ obix_check_placeholder(Relation parent)
 	slot = MakeSingleTupleTableSlot(desc, &TTSOpsMinimalTuple);
 	ExecStoreMinimalTuple(obix_form_placeholder(), slot, true);
 
-	callback.callback = placeholder_context;
-	callback.arg = RelationGetRelationName(parent);
-	callback.previous = error_context_stack;
-	error_context_stack = &callback;
 	obix_become_owner(parent, &saved);
-	ExecConstraints(info, slot, estate);
+	PG_TRY();
+	{
+		ExecConstraints(info, slot, estate);
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		if (ERRCODE_TO_CATEGORY(error->sqlerrcode) !=
+			ERRCODE_INTEGRITY_CONSTRAINT_VIOLATION)
+			PG_RE_THROW();
+		FlushErrorState();
+		ereport(ERROR,
+				(errcode(error->sqlerrcode),
+				 errmsg("a constraint of outbox \"%s\" would keep placeholders out",
+						RelationGetRelationName(parent)),
+				 error->constraint_name ?
+				 errdetail("Constraint \"%s\" must accept the row for an abandoned sequence, whose only values are in the columns sequence, id and recorded_at.",
+						   error->constraint_name) :
+				 errdetail("Column \"%s\" must accept NULL, for the row for an abandoned sequence has values in the columns sequence, id and recorded_at only.",
+						   error->column_name ? error->column_name : "?"),
+				 errhint("Drop the constraint, or add OR payload IS NULL to it.")));
+	}
+	PG_END_TRY();
 	obix_become_self(&saved);
-	error_context_stack = callback.previous;
 
 	ExecDropSingleTupleTableSlot(slot);
 	FreeExecutorState(estate);

@@ -50,7 +50,7 @@ struct ObixXact
 
 	bool		may_leave_hole; /* something inserted may have gone again */
 	bool		accepted;		/* rows came with sequences of their own */
-	bool		stranded;		/* a row went to DEFAULT */
+	uint32		work;			/* OBIX_WORK_* to ask for at commit */
 
 	/* a walk from suspect_from, told to shared memory if it commits */
 	int			walk_level;		/* nesting level, 0: no walk */
@@ -250,14 +250,14 @@ obix_xact_accept(ObixXact *xact, int64 sequence)
 		xact->last = sequence;
 }
 
-/* A row goes to DEFAULT: recovery is asked for when this commits. */
+/* When this transaction commits, ask for work on an outbox. */
 void
-obix_xact_stranded(Oid relid)
+obix_xact_request_work(Oid relid, uint32 work)
 {
 	ObixXact   *xact = find_xact(relid);
 
 	if (xact != NULL)
-		xact->stranded = true;
+		xact->work |= work;
 }
 
 /* A row that the guard has let pass may yet be turned away. */
@@ -347,9 +347,9 @@ obix_xact_end(XactEvent event)
 						 prepare, xact->last);
 			if (xact->accepted)
 				obix_request_work(xact->outbox, OBIX_WORK_FILL);
-			if (xact->stranded)
-				obix_request_work(xact->outbox, OBIX_WORK_RECOVER);
 		}
+		if (xact->work != 0 && (commit || prepare))
+			obix_request_work(xact->outbox, xact->work);
 		if (xact->walk_level > 0)
 		{
 			if (commit)
