@@ -67,6 +67,7 @@ static ObixStarted started[OBIX_MAX_WORKERS];
 static ObixUnwell *unwell;		/* array of obix_max_outboxes */
 static List *visits = NIL;		/* databases still to be visited */
 static TimestampTz no_worker_until = 0; /* when all worker slots were taken */
+static TimestampTz no_worker_logged = 0;	/* when the log was told */
 
 static ObixUnwell *
 find_unwell(Oid database, bool add)
@@ -150,11 +151,15 @@ start_worker(Oid database, TimestampTz now)
 	{
 		(void) obix_free_worker(place);
 		started[place].handle = NULL;
-		if (no_worker_until == 0)
+		if (no_worker_logged == 0 ||
+			TimestampDifferenceExceeds(no_worker_logged, now, MAX_DELAY_MS))
+		{
+			no_worker_logged = now;
 			ereport(LOG,
 					(errmsg("obix could not start a worker"),
 					 errdetail("All background worker slots are in use."),
 					 errhint("Consider raising max_worker_processes.")));
+		}
 		no_worker_until = TimestampTzPlusMilliseconds(now, MIN_DELAY_MS);
 		return false;
 	}

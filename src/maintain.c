@@ -112,6 +112,8 @@ attempt(Oid relid, ObixTask task)
 		CurrentResourceOwner = owner;
 		if (!busy)
 			return result;
+		if (obix_no_wait)
+			return 0;
 
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 						 tries * PAUSE_MS, PG_WAIT_EXTENSION);
@@ -131,24 +133,39 @@ maintain(Oid relid, ObixTask task)
 	return attempt(relid, task);
 }
 
-/* Run a task on one outbox, or on each that the user owns. */
+/*
+ * Run a task on one outbox, or on each that the user owns.  Once one has been
+ * locked, those that cannot be locked at once are passed over: somebody else is
+ * at them, or the worker will be, and nobody is to wait for the one because of
+ * the other.
+ */
 static int64
 maintain_all(FunctionCallInfo fcinfo, ObixTask task)
 {
-	int64		total = 0;
+	volatile int64 total = 0;
 	ListCell   *cell;
 
 	if (!PG_ARGISNULL(0))
 		return maintain(PG_GETARG_OID(0), task);
 
-	foreach(cell, obix_registry_list())
+	PG_TRY();
 	{
-		ObixRegistryRow *row = lfirst(cell);
+		foreach(cell, obix_registry_list())
+		{
+			ObixRegistryRow *row = lfirst(cell);
 
-		if (SearchSysCacheExists1(RELOID, ObjectIdGetDatum(row->outbox)) &&
-			object_ownercheck(RelationRelationId, row->outbox, GetUserId()))
+			if (!SearchSysCacheExists1(RELOID, ObjectIdGetDatum(row->outbox)) ||
+				!object_ownercheck(RelationRelationId, row->outbox, GetUserId()))
+				continue;
 			total += attempt(row->outbox, task);
+			obix_no_wait = total > 0;
+		}
 	}
+	PG_FINALLY();
+	{
+		obix_no_wait = false;
+	}
+	PG_END_TRY();
 	return total;
 }
 

@@ -54,9 +54,11 @@
 #define MAX_ATTACH		8
 
 /*
- * Partitions to keep ready for a rush beyond premake, at most, and the time
- * below which its speed is not measured
+ * A rush: so many partitions passed since the last look; partitions to keep
+ * ready for it beyond premake, at most; and the time below which its speed is
+ * not measured
  */
+#define MIN_RUSH			2
 #define MAX_RUSH			64
 #define MIN_RUSH_SECONDS	0.05
 
@@ -371,6 +373,11 @@ obix_lock_outbox(Oid parent, LOCKMODE mode)
 	if (ConditionalLockRelationOid(parent, mode))
 		return;
 	obix_give_way(parent, mode);
+	if (obix_no_wait)
+		ereport(ERROR,
+				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+				 errmsg("could not obtain lock on table \"%s\"",
+						get_rel_name(parent))));
 	LockRelationOid(parent, mode);
 }
 
@@ -493,20 +500,19 @@ partitions_above(Relation parent, const ObixLeaf *current)
 
 /*
  * How many partitions the head will pass within a second if it goes on as it
- * did since the last look: so many more are kept ready.
+ * did since the last look: so many more are kept ready.  0 while maintenance
+ * keeps up with it.
  */
 static int
 partitions_in_a_rush(const ObixPosition *position, int64 width)
 {
+	int64		passed = (position->head - position->premake_head) / width;
 	double		seconds;
-	double		partitions;
 
-	if (position->premake_time == 0)
+	if (position->premake_time == 0 || passed < MIN_RUSH)
 		return 0;
-	seconds = Max(GetCurrentTimestamp() - position->premake_time, 1) / 1e6;
-	partitions = (position->head - position->premake_head) /
-		(Max(seconds, MIN_RUSH_SECONDS) * width);
-	return (int) Min(partitions, MAX_RUSH);
+	seconds = Max(GetCurrentTimestamp() - position->premake_time, 0) / 1e6;
+	return (int) Min(passed / Max(seconds, MIN_RUSH_SECONDS), MAX_RUSH);
 }
 
 /*

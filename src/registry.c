@@ -79,6 +79,12 @@ obix_registry_relid(void)
 	return member_relid("outbox");
 }
 
+/*
+ * Set while maintenance must not wait for anything, because it has locked
+ * another outbox already.  Reset by whoever set it, also on error.
+ */
+bool		obix_no_wait = false;
+
 static Oid	guard_oid = InvalidOid;
 
 /* Syscache callback: some function has changed.  Raises nothing. */
@@ -192,7 +198,9 @@ obix_registry_find(Oid outbox, ObixRegistryRow *row)
 
 	if (!OidIsValid(relid))
 		return false;
-	registry = table_open(relid, AccessShareLock);
+	registry = try_table_open(relid, AccessShareLock);
+	if (registry == NULL)
+		return false;			/* DROP EXTENSION came in between */
 	scan = begin_scan(registry, outbox, &key);
 	tuple = systable_getnext(scan);
 	if (HeapTupleIsValid(tuple))
@@ -202,7 +210,19 @@ obix_registry_find(Oid outbox, ObixRegistryRow *row)
 	return HeapTupleIsValid(tuple);
 }
 
-/* All rows, as a list of ObixRegistryRow in the current memory context. */
+static int
+compare_ids(const ListCell *a, const ListCell *b)
+{
+	int32		ids[2] = {((ObixRegistryRow *) lfirst(a))->id,
+	((ObixRegistryRow *) lfirst(b))->id};
+
+	return ids[0] < ids[1] ? -1 : ids[0] > ids[1];
+}
+
+/*
+ * All rows in the order of their ids, which is that of locking more than one: a
+ * list of ObixRegistryRow in the current memory context.
+ */
 List *
 obix_registry_list(void)
 {
@@ -214,7 +234,9 @@ obix_registry_list(void)
 
 	if (!OidIsValid(relid))
 		return NIL;
-	registry = table_open(relid, AccessShareLock);
+	registry = try_table_open(relid, AccessShareLock);
+	if (registry == NULL)
+		return NIL;				/* DROP EXTENSION came in between */
 	scan = begin_scan(registry, InvalidOid, NULL);
 	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
 	{
@@ -225,6 +247,7 @@ obix_registry_list(void)
 	}
 	end_scan(scan);
 	table_close(registry, AccessShareLock);
+	list_sort(rows, compare_ids);
 	return rows;
 }
 
@@ -301,7 +324,9 @@ obix_registry_delete(Oid outbox)
 
 	if (!OidIsValid(relid))
 		return;
-	registry = table_open(relid, RowExclusiveLock);
+	registry = try_table_open(relid, RowExclusiveLock);
+	if (registry == NULL)
+		return;
 	scan = begin_scan(registry, outbox, &key);
 	tuple = systable_getnext(scan);
 	if (HeapTupleIsValid(tuple))
@@ -322,7 +347,7 @@ obix_limit_lock_waits(void)
 {
 	char		buffer[32];
 
-	snprintf(buffer, sizeof(buffer), "%d", Max(obix_lock_timeout, 1));
+	snprintf(buffer, sizeof(buffer), "%d", obix_no_wait ? 1 : obix_lock_timeout);
 	(void) set_config_option("lock_timeout", buffer, PGC_USERSET,
 							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
 	(void) set_config_option("deadlock_timeout", "10ms", PGC_SUSET,
@@ -345,7 +370,12 @@ obix_is_busy(int sqlerrcode)
 void
 obix_lock_mutex(int32 id, ObixMutex mutex)
 {
-	LockDatabaseObject(obix_registry_relid(), (Oid) id, mutex, ExclusiveLock);
+	if (!obix_no_wait)
+		LockDatabaseObject(obix_registry_relid(), (Oid) id, mutex, ExclusiveLock);
+	else if (!obix_try_mutex(id, mutex))
+		ereport(ERROR,
+				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+				 errmsg("maintenance of an outbox is being done by another session")));
 }
 
 /* The same without waiting; false if somebody else holds it. */

@@ -44,6 +44,8 @@ extern void obix_registry_insert(Oid outbox, int64 partition_width,
 extern void obix_registry_update(const ObixRegistryRow *row);
 extern void obix_registry_delete(Oid outbox);
 extern void obix_lock_mutex(int32 id, ObixMutex mutex);
+extern PGDLLIMPORT bool obix_no_wait;
+
 extern void obix_limit_lock_waits(void);
 extern bool obix_is_busy(int sqlerrcode);
 extern bool obix_try_mutex(int32 id, ObixMutex mutex);
