@@ -431,4 +431,35 @@ SELECT obix.publish('fired', '"third of the chain"') IS NOT NULL AS published;
 COMMIT;
 SELECT sequence, payload FROM obix.read('fired', after => 10) ORDER BY sequence;
 
+-- a spill that fails, and is caught, leaves a buffer of which nothing is written
+SELECT obix.create_outbox('unspilled');
+CREATE FUNCTION publish_caught(n int) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+    FOR i IN 1 .. n LOOP
+        BEGIN
+            PERFORM obix.publish('unspilled', to_jsonb(repeat('x', 100)));
+        EXCEPTION WHEN configuration_limit_exceeded THEN
+            RETURN 'the temporary file is refused';
+        END;
+    END LOOP;
+    RETURN 'all published';
+END $$;
+SET work_mem = '64kB';
+SET temp_file_limit = 0;
+BEGIN;
+SELECT publish_caught(10000);
+SET LOCAL temp_file_limit = -1;
+SAVEPOINT a;
+SELECT obix.publish('unspilled', '"after"') IS NOT NULL AS published;
+\echo :LAST_ERROR_SQLSTATE
+ROLLBACK TO a;
+COMMIT;
+\echo :LAST_ERROR_SQLSTATE
+RESET temp_file_limit;
+BEGIN;
+SELECT publish_caught(10000);
+COMMIT;
+RESET work_mem;
+SELECT count(*), max(sequence) FROM obix.read('unspilled', max_events => 100000);
+
 DROP SCHEMA obix_publish CASCADE;
