@@ -41,7 +41,6 @@
 #include "bounds.h"
 #include "compat.h"
 #include "gapfill.h"
-#include "obix.h"
 #include "registry.h"
 #include "relation.h"
 #include "writer.h"
@@ -244,21 +243,11 @@ obix_fill(Oid relid, bool all)
 	Relation	parent;
 	int64		from;
 
-	if (!obix_enabled || !obix_registry_find(relid, &row))
-		return 0;
-	obix_lock_mutex(row.id, OBIX_MUTEX_FILL);
-	obix_limit_lock_waits();
-	parent = obix_try_open(relid, RowExclusiveLock, &known);
+	parent = obix_open_to_maintain(relid, OBIX_MUTEX_FILL, RowExclusiveLock,
+								   &row, &known);
 	if (parent == NULL)
-		return 0;				/* dropped meanwhile */
-	if (obix_why_not_ready(parent) != NULL)
-	{
-		table_close(parent, NoLock);
 		return 0;
-	}
 	shared = obix_attach(parent, known);
-	if (!obix_registry_find(relid, &row))
-		elog(ERROR, "could not find registry row of outbox %u", relid);
 
 	obix_begin_walk(shared, &from, &walk.to, &walk.allocates);
 	walk.next = Max(from, row.resolved + 1);

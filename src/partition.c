@@ -540,22 +540,12 @@ obix_premake(Oid relid)
 	int			rush;
 	int			made = 0;
 
-	if (!obix_enabled || !obix_registry_find(relid, &row))
-		return 0;
-	obix_lock_mutex(row.id, OBIX_MUTEX_PARTITIONS);
-	obix_limit_lock_waits();
-	parent = obix_try_open(relid, AccessShareLock, &known);
+	parent = obix_open_to_maintain(relid, OBIX_MUTEX_PARTITIONS, AccessShareLock,
+								   &row, &known);
 	if (parent == NULL)
-		return 0;				/* dropped meanwhile */
-	if (obix_why_not_ready(parent) != NULL)
-	{
-		table_close(parent, NoLock);
 		return 0;
-	}
 	shared = obix_attach(parent, known);
 	obix_get_position(shared, relid, known->id, &position);
-	if (!obix_registry_find(relid, &row))
-		elog(ERROR, "could not find registry row of outbox %u", relid);
 
 	next = position.head + 1;
 	lower = obix_partitions_end(parent);

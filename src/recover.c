@@ -30,7 +30,6 @@
 
 #include "bounds.h"
 #include "insert.h"
-#include "obix.h"
 #include "partition.h"
 #include "relation.h"
 #include "work.h"
@@ -301,14 +300,11 @@ obix_recover(Oid relid, bool by_hand)
 	int64		count = 0;
 	ListCell   *cell;
 
-	if (!obix_enabled || !obix_registry_find(relid, &row))
-		return 0;
-	obix_lock_mutex(row.id, OBIX_MUTEX_PARTITIONS);
-	obix_limit_lock_waits();
-	parent = obix_try_open(relid, AccessShareLock, &known);
+	parent = obix_open_to_maintain(relid, OBIX_MUTEX_PARTITIONS, AccessShareLock,
+								   &row, &known);
 	if (parent == NULL)
-		return 0;				/* dropped meanwhile */
-	if (obix_why_not_ready(parent) != NULL || find_gaps(parent) == NIL)
+		return 0;
+	if (find_gaps(parent) == NIL)
 	{
 		table_close(parent, NoLock);
 		return 0;

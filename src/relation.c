@@ -167,6 +167,35 @@ obix_open(Oid relid, LOCKMODE lockmode, ObixRelation **known)
 }
 
 /*
+ * Open an outbox for maintenance under one of its mutexes, and read its
+ * registry row.  From here on locks are waited for only as long as publishers
+ * may have to wait behind us.  Returns NULL where there is nothing to do: obix
+ * is disabled, the outbox was dropped, or is not complete.
+ */
+Relation
+obix_open_to_maintain(Oid relid, ObixMutex mutex, LOCKMODE lockmode,
+					  ObixRegistryRow *row, ObixRelation **known)
+{
+	Relation	parent;
+
+	if (!obix_enabled || !obix_registry_find(relid, row))
+		return NULL;
+	obix_lock_mutex(row->id, mutex);
+	obix_limit_lock_waits();
+	parent = obix_try_open(relid, lockmode, known);
+	if (parent == NULL)
+		return NULL;
+	if (obix_why_not_ready(parent) != NULL)
+	{
+		table_close(parent, NoLock);
+		return NULL;
+	}
+	if (!obix_registry_find(relid, row))
+		elog(ERROR, "could not find registry row of outbox %u", relid);
+	return parent;
+}
+
+/*
  * Free the shared state of an outbox of this database that is gone without our
  * having seen it go: by COMMIT PREPARED, which runs no hook, for instance.  One
  * that is just being created looks the same, but is locked.

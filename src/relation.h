@@ -15,6 +15,7 @@
 
 #include "event.h"
 #include "outbox.h"
+#include "registry.h"
 
 #define OBIX_GUARD_NAME		"zz_obix_guard"
 #define OBIX_TRUNCATE_NAME	"zz_obix_truncate"
@@ -36,6 +37,10 @@ extern ObixRelation *obix_get_relation(Relation parent);
 extern Relation obix_try_open(Oid relid, LOCKMODE lockmode,
 							  ObixRelation **known);
 extern Relation obix_open(Oid relid, LOCKMODE lockmode, ObixRelation **known);
+extern Relation obix_open_to_maintain(Oid relid, ObixMutex mutex,
+									  LOCKMODE lockmode,
+									  ObixRegistryRow *row,
+									  ObixRelation **known);
 extern void obix_forget_dropped(Oid relid);
 extern ObixOutbox *obix_try_attach(Relation parent, ObixRelation *known);
 extern ObixOutbox *obix_attach(Relation parent, ObixRelation *known);
