@@ -152,7 +152,7 @@ obix_create_outbox(PG_FUNCTION_ARGS)
 	leaf = obix_create_leaf(relid, obix_free_name(name, namespace, "default"));
 	obix_execute("ALTER TABLE %s ATTACH PARTITION %s DEFAULT",
 				 obix_quote_relation(relid), obix_quote_relation(leaf));
-	obix_add_partitions(relid, 0, width, premake + 1);
+	obix_add_partitions(relid, 0, width, premake + 1, false);
 
 	/* where there is no room, it is the creator who hears of it */
 	parent = obix_open(relid, AccessShareLock, &known);

@@ -97,12 +97,6 @@ obix_shmem_startup(void)
 	LWLockRelease(AddinShmemInitLock);
 }
 
-bool
-obix_is_preloaded(void)
-{
-	return obix_shared != NULL;
-}
-
 /* Error out unless obix has its shared memory. */
 void
 obix_require_preload(void)
@@ -173,6 +167,23 @@ wants_walk(ObixOutbox *outbox)
 	return outbox->suspect_from != 0 &&
 		outbox->suspect_from != outbox->undecided &&
 		outbox->suspect_from <= frontier_of(outbox);
+}
+
+/*
+ * After the lock is released: the high-water mark has moved, or there is
+ * something to walk for.  Raises nothing.
+ */
+static void
+tell(ObixOutbox *outbox, bool moved, bool walk)
+{
+	if (moved)
+	{
+		ConditionVariableBroadcast(&outbox->moved);
+		if (obix_notify)
+			obix_request_work(outbox, OBIX_WORK_NOTIFY);
+	}
+	if (walk)
+		obix_request_work(outbox, OBIX_WORK_FILL);
 }
 
 /*
@@ -462,14 +473,7 @@ obix_release(ObixOutbox *outbox, bool leaves_hole, bool prepared, int64 last)
 		 outbox->suspect_from <= frontier_of(outbox));
 	LWLockRelease(outbox->lock);
 
-	if (moved)
-	{
-		ConditionVariableBroadcast(&outbox->moved);
-		if (obix_notify)
-			obix_request_work(outbox, OBIX_WORK_NOTIFY);
-	}
-	if (walk)
-		obix_request_work(outbox, OBIX_WORK_FILL);
+	tell(outbox, moved, walk);
 }
 
 /* A reader met a hole at or below the frontier that nobody can fill. */
@@ -483,8 +487,7 @@ obix_suspect(ObixOutbox *outbox, int64 sequence)
 	walk = wants_walk(outbox);
 	LWLockRelease(outbox->lock);
 
-	if (walk)
-		obix_request_work(outbox, OBIX_WORK_FILL);
+	tell(outbox, false, walk);
 }
 
 /*
@@ -519,8 +522,7 @@ obix_raise_head(ObixOutbox *outbox, int64 head)
 	walk = wants_walk(outbox);
 	LWLockRelease(outbox->lock);
 
-	if (walk)
-		obix_request_work(outbox, OBIX_WORK_FILL);
+	tell(outbox, false, walk);
 }
 
 /*
@@ -548,14 +550,7 @@ obix_end_walk(ObixOutbox *outbox, int64 next, int64 undecided)
 	moved = high_water_mark_of(outbox) > before;
 	LWLockRelease(outbox->lock);
 
-	if (moved)
-	{
-		ConditionVariableBroadcast(&outbox->moved);
-		if (obix_notify)
-			obix_request_work(outbox, OBIX_WORK_NOTIFY);
-	}
-	if (walk)
-		obix_request_work(outbox, OBIX_WORK_FILL);
+	tell(outbox, moved, walk);
 }
 
 /*

@@ -125,7 +125,6 @@ extern ObixShared *obix_shared;
 
 extern void obix_shmem_request(void);
 extern void obix_shmem_startup(void);
-extern bool obix_is_preloaded(void);
 extern void obix_require_preload(void);
 
 /* directory */

@@ -430,8 +430,9 @@ range_end(int64 start, int64 width)
  * partition above the head.  Returns how many were made: fewer where the
  * sequences end.
  */
-static int
-add_partitions(Oid parent, int64 lower, int64 width, int count, bool far)
+int
+obix_add_partitions(Oid parent, int64 lower, int64 width, int count,
+					bool far)
 {
 	Oid		   *leaves = palloc(count * sizeof(Oid));
 	Oid			namespace = get_rel_namespace(parent);
@@ -477,13 +478,6 @@ add_partitions(Oid parent, int64 lower, int64 width, int count, bool far)
 				 errmsg("could not attach a partition to outbox \"%s\" while it is being written to",
 						get_rel_name(parent))));
 	return count;
-}
-
-/* The same for a new outbox, which nobody else knows. */
-int
-obix_add_partitions(Oid parent, int64 lower, int64 width, int count)
-{
-	return add_partitions(parent, lower, width, count, false);
 }
 
 /* Partitions above the one that holds a sequence. */
@@ -587,7 +581,7 @@ obix_premake(Oid relid)
 
 		obix_become_owner(parent, &saved);
 		table_close(parent, NoLock);	/* ALTER TABLE wants it for itself */
-		made = add_partitions(relid, lower, row.partition_width, count, far);
+		made = obix_add_partitions(relid, lower, row.partition_width, count, far);
 		obix_become_self(&saved);
 		parent = table_open(relid, NoLock);
 	}

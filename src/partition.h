@@ -29,7 +29,7 @@ extern void obix_lock_default(Oid default_relid);
 
 /* maintenance */
 extern int	obix_add_partitions(Oid parent, int64 lower, int64 width,
-								int count);
+								int count, bool far);
 extern int	obix_premake(Oid relid);
 extern int64 obix_recover(Oid relid, bool by_hand);
 extern int64 obix_stranded(Relation parent);

@@ -125,17 +125,26 @@ obix_guard_oid(void)
 	return found;
 }
 
+/* Open obix.outbox; NULL where the extension is not, or no longer, installed. */
 static Relation
-open_registry(LOCKMODE lockmode)
+try_open_registry(LOCKMODE lockmode)
 {
 	Oid			relid = obix_registry_relid();
 
-	if (!OidIsValid(relid))
+	return OidIsValid(relid) ? try_table_open(relid, lockmode) : NULL;
+}
+
+static Relation
+open_registry(LOCKMODE lockmode)
+{
+	Relation	registry = try_open_registry(lockmode);
+
+	if (registry == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_OBJECT),
 				 errmsg("extension \"obix\" is not installed in this database"),
 				 errhint("Use CREATE EXTENSION obix.")));
-	return table_open(relid, lockmode);
+	return registry;
 }
 
 static void
@@ -190,17 +199,13 @@ end_scan(SysScanDesc scan)
 bool
 obix_registry_find(Oid outbox, ObixRegistryRow *row)
 {
-	Oid			relid = obix_registry_relid();
-	Relation	registry;
+	Relation	registry = try_open_registry(AccessShareLock);
 	ScanKeyData key;
 	SysScanDesc scan;
 	HeapTuple	tuple;
 
-	if (!OidIsValid(relid))
-		return false;
-	registry = try_table_open(relid, AccessShareLock);
 	if (registry == NULL)
-		return false;			/* DROP EXTENSION came in between */
+		return false;
 	scan = begin_scan(registry, outbox, &key);
 	tuple = systable_getnext(scan);
 	if (HeapTupleIsValid(tuple))
@@ -226,17 +231,13 @@ compare_ids(const ListCell *a, const ListCell *b)
 List *
 obix_registry_list(void)
 {
-	Oid			relid = obix_registry_relid();
 	List	   *rows = NIL;
-	Relation	registry;
+	Relation	registry = try_open_registry(AccessShareLock);
 	SysScanDesc scan;
 	HeapTuple	tuple;
 
-	if (!OidIsValid(relid))
-		return NIL;
-	registry = try_table_open(relid, AccessShareLock);
 	if (registry == NULL)
-		return NIL;				/* DROP EXTENSION came in between */
+		return NIL;
 	scan = begin_scan(registry, InvalidOid, NULL);
 	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
 	{
@@ -316,15 +317,11 @@ obix_registry_update(const ObixRegistryRow *row)
 void
 obix_registry_delete(Oid outbox)
 {
-	Oid			relid = obix_registry_relid();
-	Relation	registry;
+	Relation	registry = try_open_registry(RowExclusiveLock);
 	ScanKeyData key;
 	SysScanDesc scan;
 	HeapTuple	tuple;
 
-	if (!OidIsValid(relid))
-		return;
-	registry = try_table_open(relid, RowExclusiveLock);
 	if (registry == NULL)
 		return;
 	scan = begin_scan(registry, outbox, &key);
