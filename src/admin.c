@@ -26,6 +26,7 @@
 #include "utils/regproc.h"
 #include "utils/varlena.h"
 
+#include "consumer.h"
 #include "obix.h"
 #include "partition.h"
 #include "registry.h"
@@ -219,10 +220,21 @@ obix_drop_outbox(PG_FUNCTION_ARGS)
 	Oid			relid = PG_GETARG_OID(0);
 	bool		force = PG_GETARG_BOOL(1);
 	ObixRelation *known;
+	List	   *consumers;
 
 	obix_check_writable("obix.drop_outbox()");
 	obix_check_owner(relid);
 	table_close(obix_open(relid, AccessExclusiveLock, &known), NoLock);
+	consumers = obix_list_consumers(relid);
+	if (consumers != NIL && !force)
+		ereport(ERROR,
+				(errcode(ERRCODE_DEPENDENT_OBJECTS_STILL_EXIST),
+				 errmsg("cannot drop outbox \"%s\" because consumers depend on it",
+						get_rel_name(relid)),
+				 errdetail("There are %d, among them \"%s\".",
+						   list_length(consumers),
+						   ((ObixConsumer *) linitial(consumers))->name),
+				 errhint("Drop them first, or use force => true to drop them too.")));
 	obix_execute("DROP TABLE %s %s", obix_quote_relation(relid),
 				 force ? "CASCADE" : "RESTRICT");
 	PG_RETURN_VOID();

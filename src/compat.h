@@ -43,6 +43,8 @@
 #define ProcNumberGetProc	BackendIdGetProc
 #define pgstat_get_beentry_by_proc_number	pgstat_fetch_stat_beentry
 #define PROC_LXID(proc)		((proc)->lxid)
+#define LockHeldByMe(tag, mode, or_stronger) \
+	LockHeldByMe(tag, mode)
 #else
 #define PROC_LXID(proc)		((proc)->vxid.lxid)
 #endif
@@ -51,6 +53,11 @@
 #if PG_VERSION_NUM < 160000
 #define object_ownercheck(class, object, role) \
 	pg_class_ownercheck(object, role)
+#define check_can_set_role(member, role)	check_is_member_of_role(member, role)
+#define object_aclcheck(class, object, role, mode) \
+	((class) == NamespaceRelationId ? \
+	 pg_namespace_aclcheck(object, role, mode) : \
+	 pg_proc_aclcheck(object, role, mode))
 #define ExecInsertIndexTuples(info, slot, estate, update, no_dup_error, spec_conflict, arbiters, only_summarizing) \
 	ExecInsertIndexTuples(info, slot, estate, update, no_dup_error, spec_conflict, arbiters)
 #endif

@@ -38,6 +38,7 @@
 
 #include "obix.h"
 #include "outbox.h"
+#include "turn.h"
 #include "work.h"
 #include "worker.h"
 
@@ -122,15 +123,17 @@ list_visits(void)
  * can be had now.
  */
 static bool
-start_worker(Oid database, TimestampTz now)
+start_worker(Oid database, ObixWorkerKind kind, TimestampTz now)
 {
+	bool		dispatch = kind == OBIX_WORKER_DISPATCH;
 	BackgroundWorker worker = {0};
 	ObixUnwell *sick = find_unwell(database, false);
 	int			place;
+	bool		entered;
 
 	if (now < no_worker_until || (sick != NULL && now < sick->retry_at))
 		return false;
-	place = obix_reserve_worker(database);
+	place = obix_reserve_worker(database, kind);
 	if (place < 0)
 		return false;
 
@@ -141,15 +144,17 @@ start_worker(Oid database, TimestampTz now)
 	memcpy(worker.bgw_extra, &database, sizeof(database));
 	worker.bgw_notify_pid = MyProcPid;
 	strlcpy(worker.bgw_library_name, "obix", BGW_MAXLEN);
-	strlcpy(worker.bgw_function_name, "obix_worker_main", BGW_MAXLEN);
-	strlcpy(worker.bgw_name, "obix worker", BGW_MAXLEN);
-	strlcpy(worker.bgw_type, "obix worker", BGW_MAXLEN);
+	strlcpy(worker.bgw_function_name,
+			dispatch ? "obix_dispatcher_main" : "obix_worker_main", BGW_MAXLEN);
+	strlcpy(worker.bgw_name, dispatch ? "obix dispatcher" : "obix worker",
+			BGW_MAXLEN);
+	strlcpy(worker.bgw_type, worker.bgw_name, BGW_MAXLEN);
 
 	/* the handle must outlive any transaction */
 	MemoryContextSwitchTo(TopMemoryContext);
 	if (!RegisterDynamicBackgroundWorker(&worker, &started[place].handle))
 	{
-		(void) obix_free_worker(place);
+		(void) obix_free_worker(place, &entered);
 		started[place].handle = NULL;
 		if (no_worker_logged == 0 ||
 			TimestampDifferenceExceeds(no_worker_logged, now, MAX_DELAY_MS))
@@ -177,26 +182,34 @@ reap_workers(TimestampTz now)
 		ObixUnwell *sick;
 		pid_t		pid;
 		Oid			database = started[i].database;
+		bool		entered;
 		MemoryContext old;
 
 		if (started[i].handle == NULL)
 		{
 			/* started by an earlier launcher, if by any */
 			if (OidIsValid(obix_worker_database(i)) && !obix_worker_on_duty(i))
-				(void) obix_free_worker(i);
+				(void) obix_free_worker(i, &entered);
 			continue;
 		}
 		if (GetBackgroundWorkerPid(started[i].handle, &pid) != BGWH_STOPPED)
 			continue;
 		pfree(started[i].handle);
 		started[i].handle = NULL;
-		if (obix_free_worker(i))
+		if (obix_free_worker(i, &entered))
 		{
 			sick = find_unwell(database, false);
 			if (sick != NULL)
 				sick->database = InvalidOid;
 			continue;
 		}
+
+		/*
+		 * A handler may end the process that calls it.  That counts as an
+		 * attempt of its consumer, and is no reason to have others wait.
+		 */
+		if (i >= OBIX_MAX_MAINTAINERS && entered)
+			continue;
 
 		/* it may have taken work that it has not done: look at everything */
 		old = MemoryContextSwitchTo(TopMemoryContext);
@@ -219,7 +232,7 @@ running_workers(void)
 {
 	int			count = 0;
 
-	for (int i = 0; i < OBIX_MAX_WORKERS; i++)
+	for (int i = 0; i < OBIX_MAX_MAINTAINERS; i++)
 		count += started[i].handle != NULL;
 	return count;
 }
@@ -234,7 +247,7 @@ start_visits(TimestampTz now)
 	{
 		if (running_workers() >= MAX_VISITS)
 			break;
-		if (start_worker(lfirst_oid(cell), now))
+		if (start_worker(lfirst_oid(cell), OBIX_WORKER_MAINTAIN, now))
 			visits = foreach_delete_current(visits, cell);
 	}
 }
@@ -268,7 +281,7 @@ start_workers(TimestampTz now)
 		earlier(&wake_at, retry_at);
 		if (work == 0)
 			continue;
-		(void) start_worker(database, now);
+		(void) start_worker(database, OBIX_WORKER_MAINTAIN, now);
 		sick = find_unwell(database, false);
 		if (sick != NULL && sick->retry_at > now)
 			earlier(&wake_at, sick->retry_at);
@@ -278,6 +291,36 @@ start_workers(TimestampTz now)
 	if (visits != NIL)
 		earlier(&wake_at, no_worker_until > now ? no_worker_until :
 				TimestampTzPlusMilliseconds(now, MIN_DELAY_MS));
+	return wake_at;
+}
+
+/*
+ * Start dispatchers in the databases that have consumers to be served, one at a
+ * time: it has the next one started if there is more than it can do.  Returns
+ * when to look again without being woken, 0 for never.
+ */
+static TimestampTz
+start_dispatchers(TimestampTz now)
+{
+	TimestampTz wake_at = 0;
+	int			n = 0;
+	Oid			database;
+
+	if (obix_dispatch_workers == 0)
+		return 0;
+	while (OidIsValid(database = obix_turn_next(&n, now, &wake_at)))
+	{
+		ObixUnwell *sick;
+
+		if (obix_has_idle_dispatcher(database))
+			continue;
+		(void) start_worker(database, OBIX_WORKER_DISPATCH, now);
+		sick = find_unwell(database, false);
+		if (sick != NULL && sick->retry_at > now)
+			earlier(&wake_at, sick->retry_at);
+		if (no_worker_until > now)
+			earlier(&wake_at, no_worker_until);
+	}
 	return wake_at;
 }
 
@@ -343,6 +386,7 @@ obix_launcher_main(Datum arg)
 		start_visits(now);
 		wake_at = start_workers(now);
 		earlier(&wake_at, premake_at);
+		earlier(&wake_at, start_dispatchers(now));
 
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 						 TimestampDifferenceMilliseconds(GetCurrentTimestamp(),

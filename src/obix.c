@@ -17,6 +17,7 @@
 #include "storage/ipc.h"
 #include "utils/guc.h"
 
+#include "consumer.h"
 #include "insert.h"
 #include "obix.h"
 #include "outbox.h"
@@ -33,6 +34,8 @@ void		_PG_init(void);
 
 /* GUC variables */
 int			obix_max_outboxes = 64;
+int			obix_max_consumers = 1024;
+int			obix_dispatch_workers = 2;
 int			obix_premake_interval = 3600;
 int			obix_lock_timeout = 50;
 int			obix_worker_linger = 1000;
@@ -108,6 +111,20 @@ define_settings(void)
 							&obix_max_outboxes,
 							64, 1, 10000,
 							PGC_POSTMASTER, 0,
+							NULL, NULL, NULL);
+	DefineCustomIntVariable("obix.max_consumers",
+							"Consumers, in all databases together, that can be in use at the same time.",
+							"Those that are fetched for from outside work without a place, but slower.",
+							&obix_max_consumers,
+							1024, 1, 1000000,
+							PGC_POSTMASTER, 0,
+							NULL, NULL, NULL);
+	DefineCustomIntVariable("obix.dispatch_workers",
+							"Processes in a database that call the handlers of consumers.",
+							"0 switches handlers off, in all databases.",
+							&obix_dispatch_workers,
+							2, 0, OBIX_MAX_DISPATCHERS,
+							PGC_SIGHUP, 0,
 							NULL, NULL, NULL);
 	DefineCustomIntVariable("obix.premake_interval",
 							"Time between checks for partitions that fall due.",
@@ -185,6 +202,7 @@ _PG_init(void)
 	RegisterSubXactCallback(end_subtransaction, NULL);
 	obix_registry_init();
 	obix_relation_init();
+	obix_consumer_init();
 	obix_guard_init();
 	obix_removal_init();
 	obix_register_launcher();

@@ -12,6 +12,8 @@
 
 /* GUC variables, defined in obix.c */
 extern PGDLLIMPORT int obix_max_outboxes;
+extern PGDLLIMPORT int obix_max_consumers;
+extern PGDLLIMPORT int obix_dispatch_workers;
 extern PGDLLIMPORT int obix_premake_interval;
 extern PGDLLIMPORT int obix_lock_timeout;
 extern PGDLLIMPORT int obix_worker_linger;

@@ -30,6 +30,7 @@
 #include "compat.h"
 #include "obix.h"
 #include "outbox.h"
+#include "turn.h"
 #include "work.h"
 
 #define OBIX_TRANCHE_NAME	"obix"
@@ -51,12 +52,21 @@ obix_nth_outbox(int n)
 	return (ObixOutbox *) (obix_entries + n * entry_size());
 }
 
+/* ObixShared, then the outboxes, then the consumers */
+static Size
+shmem_size(void)
+{
+	Size		size = MAXALIGN(sizeof(ObixShared));
+
+	size = add_size(size, mul_size(obix_max_outboxes, entry_size()));
+	return add_size(size, obix_turn_shmem_size());
+}
+
 void
 obix_shmem_request(void)
 {
-	RequestAddinShmemSpace(add_size(MAXALIGN(sizeof(ObixShared)),
-									mul_size(obix_max_outboxes, entry_size())));
-	RequestNamedLWLockTranche(OBIX_TRANCHE_NAME, obix_max_outboxes + 2);
+	RequestAddinShmemSpace(shmem_size());
+	RequestNamedLWLockTranche(OBIX_TRANCHE_NAME, obix_max_outboxes + 3);
 }
 
 void
@@ -67,28 +77,26 @@ obix_shmem_startup(void)
 
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
 
-	obix_shared = ShmemInitStruct("obix",
-								  add_size(MAXALIGN(sizeof(ObixShared)),
-										   mul_size(obix_max_outboxes,
-													entry_size())),
-								  &found);
+	obix_shared = ShmemInitStruct("obix", shmem_size(), &found);
 	obix_entries = (char *) obix_shared + MAXALIGN(sizeof(ObixShared));
+	obix_turn_shmem_init(obix_nth_outbox(obix_max_outboxes));
 
 	if (!found)
 	{
 		locks = GetNamedLWLockTranche(OBIX_TRANCHE_NAME);
-		memset(obix_shared, 0, sizeof(ObixShared));
+		memset(obix_shared, 0, shmem_size());
 		obix_shared->lock = &(locks++)->lock;
 		obix_shared->worker_lock = &(locks++)->lock;
+		obix_shared->turn_lock = &(locks++)->lock;
 		pg_atomic_init_u32(&obix_shared->undecided, 0);
 
 		for (int i = 0; i < obix_max_outboxes; i++)
 		{
 			ObixOutbox *outbox = obix_nth_outbox(i);
 
-			memset(outbox, 0, entry_size());
 			outbox->lock = &(locks++)->lock;
 			pg_atomic_init_u32(&outbox->work, 0);
+			pg_atomic_init_u32(&outbox->dispatch, 0);
 			ConditionVariableInit(&outbox->moved);
 			dlist_init(&outbox->in_flight);
 		}
@@ -170,7 +178,21 @@ wants_walk(ObixOutbox *outbox)
 }
 
 /*
- * After the lock is released: the high-water mark has moved, or there is
+ * Count what has happened, under the lock: the high-water mark has moved, or
+ * something may have been committed above it.  Returns whether anybody is
+ * concerned.
+ */
+static bool
+count_move(ObixOutbox *outbox, bool moved)
+{
+	outbox->releases++;
+	if (moved)
+		outbox->moves++;
+	return moved || outbox->available;
+}
+
+/*
+ * After the lock is released: somebody is concerned by a move, or there is
  * something to walk for.  Raises nothing.
  */
 static void
@@ -179,6 +201,8 @@ tell(ObixOutbox *outbox, bool moved, bool walk)
 	if (moved)
 	{
 		ConditionVariableBroadcast(&outbox->moved);
+		if (outbox->handled)
+			obix_request_dispatch(outbox);
 		if (obix_notify)
 			obix_request_work(outbox, OBIX_WORK_NOTIFY);
 	}
@@ -258,8 +282,13 @@ obix_make_outbox(Oid relation, int32 id, int64 head, int64 resolved)
 	free->premake_at = 0;		/* the first allocation asks */
 	free->premake_time = 0;
 	free->accepting = false;
+	free->handled = false;
+	free->available = false;
+	free->moves = 1;
+	free->releases = 1;
 	memset(free->troubles, 0, sizeof(free->troubles));
 	pg_atomic_write_u32(&free->work, 0);
+	pg_atomic_write_u32(&free->dispatch, 0);
 	free->relation = relation;
 	free->id = id;
 	free->database = MyDatabaseId;
@@ -304,6 +333,7 @@ obix_free_outboxes(Oid database, Oid relation)
 		ConditionVariableBroadcast(&outbox->moved);
 	}
 	LWLockRelease(obix_shared->lock);
+	obix_turn_forget(database, relation, 0);
 }
 
 /*
@@ -462,7 +492,7 @@ obix_release(ObixOutbox *outbox, bool leaves_hole, bool prepared, int64 last)
 			set_undecided(outbox, slot->first);
 	}
 	slot->first = 0;
-	moved = high_water_mark_of(outbox) > before;
+	moved = count_move(outbox, high_water_mark_of(outbox) > before);
 
 	/*
 	 * What was undecided may have been decided while the frontier was below
@@ -547,7 +577,7 @@ obix_end_walk(ObixOutbox *outbox, int64 next, int64 undecided)
 	walk = wants_walk(outbox);
 	set_undecided(outbox, undecided);
 	walk |= wants_walk(outbox);
-	moved = high_water_mark_of(outbox) > before;
+	moved = count_move(outbox, high_water_mark_of(outbox) > before);
 	LWLockRelease(outbox->lock);
 
 	tell(outbox, moved, walk);
@@ -595,4 +625,40 @@ obix_premake_done(ObixOutbox *outbox, int64 head, int64 next)
 	outbox->premake_head = head;
 	outbox->premake_time = now;
 	LWLockRelease(outbox->lock);
+}
+
+/*
+ * Who is to be told when an outbox moves: dispatchers, and those who do not
+ * wait for the frontier.
+ */
+void
+obix_set_audience(Oid database, Oid relation, bool handled, bool available)
+{
+	for (int i = 0; i < obix_max_outboxes; i++)
+	{
+		ObixOutbox *outbox = obix_nth_outbox(i);
+
+		if (outbox->relation != relation || outbox->database != database)
+			continue;
+		LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
+		if (outbox->relation == relation && outbox->database == database)
+		{
+			outbox->handled = handled;
+			outbox->available = available;
+		}
+		LWLockRelease(outbox->lock);
+	}
+}
+
+/* Have those who wait on an outbox look again.  Raises nothing. */
+void
+obix_wake_waiters(Oid database, Oid relation)
+{
+	for (int i = 0; i < obix_max_outboxes; i++)
+	{
+		ObixOutbox *outbox = obix_nth_outbox(i);
+
+		if (outbox->relation == relation && outbox->database == database)
+			ConditionVariableBroadcast(&outbox->moved);
+	}
 }

@@ -70,6 +70,10 @@ typedef struct ObixOutbox
 	TimestampTz premake_time;	/* when that was, 0: not yet */
 	bool		accepting;		/* rows come with sequences of their own, and
 								 * we have given out none since */
+	bool		handled;		/* dispatchers serve consumers of it */
+	bool		available;		/* consumers do not wait for the frontier */
+	int64		moves;			/* times that the high-water mark rose, from 1 */
+	int64		releases;		/* times that something may have committed */
 	dlist_head	in_flight;		/* slots in the order of their first */
 	int			in_flight_count;
 
@@ -78,6 +82,8 @@ typedef struct ObixOutbox
 
 	pg_atomic_uint32 work;		/* OBIX_WORK_*: level, cleared by the worker
 								 * before it looks */
+	pg_atomic_uint32 dispatch;	/* 1: dispatchers should look; cleared by one
+								 * before it does */
 	ConditionVariable moved;	/* broadcast when the high-water mark rises */
 
 	ObixSlot	slots[FLEXIBLE_ARRAY_MEMBER];	/* by MyProcNumber */
@@ -97,8 +103,16 @@ typedef struct ObixPosition
 	int			oldest_pid;		/* holder of the frontier, 0: none */
 } ObixPosition;
 
+/* What a worker does */
+typedef enum ObixWorkerKind
+{
+	OBIX_WORKER_MAINTAIN,		/* looks after outboxes; one in a database */
+	OBIX_WORKER_DISPATCH		/* serves consumers; as many as
+								 * obix.dispatch_workers */
+} ObixWorkerKind;
+
 /*
- * A database worker.  The launcher takes a place before it starts one, and
+ * A worker of a database.  The launcher takes a place before it starts one, and
  * frees it when that has stopped.
  */
 typedef struct ObixWorker
@@ -106,16 +120,22 @@ typedef struct ObixWorker
 	Oid			database;		/* InvalidOid: the place is free */
 	int			pid;			/* 0 unless it is on duty */
 	Latch	   *latch;			/* NULL unless it is on duty */
+	bool		busy;			/* a dispatcher that serves a consumer */
+	bool		entered;		/* it has been on duty */
 	bool		done;			/* it left of its own accord */
 } ObixWorker;
 
-#define OBIX_MAX_WORKERS	8
+/* Places for those who maintain come first, then those for dispatchers */
+#define OBIX_MAX_MAINTAINERS	8
+#define OBIX_MAX_DISPATCHERS	24
+#define OBIX_MAX_WORKERS	(OBIX_MAX_MAINTAINERS + OBIX_MAX_DISPATCHERS)
 
 /* What all outboxes share */
 typedef struct ObixShared
 {
 	LWLock	   *lock;			/* protects which entries are in use */
 	LWLock	   *worker_lock;	/* protects launcher and workers */
+	LWLock	   *turn_lock;		/* protects consumers, see turn.h */
 	Latch	   *launcher;		/* NULL while there is none */
 	ObixWorker	workers[OBIX_MAX_WORKERS];
 	pg_atomic_uint32 undecided; /* entries whose undecided is not 0 */
@@ -146,6 +166,9 @@ extern void obix_raise_head(ObixOutbox *outbox, int64 head);
 extern void obix_end_walk(ObixOutbox *outbox, int64 next, int64 undecided);
 extern bool obix_get_position(ObixOutbox *outbox, Oid relation, int32 id,
 							  ObixPosition *position);
+extern void obix_set_audience(Oid database, Oid relation, bool handled,
+							  bool available);
+extern void obix_wake_waiters(Oid database, Oid relation);
 extern void obix_premake_done(ObixOutbox *outbox, int64 head, int64 next);
 
 #endif							/* OBIX_OUTBOX_H */

@@ -47,25 +47,9 @@ PG_FUNCTION_INFO_V1(obix_read);
 PG_FUNCTION_INFO_V1(obix_wait);
 PG_FUNCTION_INFO_V1(obix_high_water_mark);
 
-/* Who reads from where to where */
-typedef struct ObixReader
-{
-	Relation	parent;
-	ObixRelation *known;
-	ObixOutbox *shared;			/* NULL on a standby, for instance */
-	Snapshot	snapshot;
-	Tuplestorestate *store;
-	TupleDesc	desc;
-	int64		expected;		/* the next sequence to deliver */
-	int64		events;			/* delivered */
-	int64		bytes;
-	int64		max_events;
-	int64		max_bytes;
-} ObixReader;
-
 /* Open an outbox for a user who may read all of it. */
-static Relation
-open_for_reading(Oid relid, const char *function, ObixRelation **known)
+Relation
+obix_open_for_reading(Oid relid, const char *function, ObixRelation **known)
 {
 	Relation	parent;
 
@@ -75,8 +59,8 @@ open_for_reading(Oid relid, const char *function, ObixRelation **known)
 	return parent;
 }
 
-static int64
-resolved_of(Oid relid)
+int64
+obix_resolved(Oid relid)
 {
 	ObixRegistryRow row;
 
@@ -112,8 +96,8 @@ has_row(Relation parent, Snapshot snapshot, int64 sequence, pg_uuid_t *id)
  * The first sequence that is not removed.  A row that the reader does not see
  * yet counts too, lest it be skipped.
  */
-static int64
-oldest_kept(Relation parent, int64 resolved)
+int64
+obix_oldest_kept(Relation parent, int64 resolved)
 {
 	SnapshotData dirty;
 	int64		oldest;
@@ -124,42 +108,68 @@ oldest_kept(Relation parent, int64 resolved)
 	return resolved + 1;
 }
 
+/*
+ * Sequences from this one on have been removed.  Who reads for a consumer moves
+ * its cursor, others give another position.
+ */
 static void
-report_removed(Relation parent, Snapshot snapshot, int64 sequence)
+report_removed(const ObixReader *reader)
 {
+	int64		removed = reader->expected;
 	int64		next;
+	bool		kept = obix_oldest_row(reader->parent, reader->snapshot, removed,
+									   &next);
 
-	if (obix_oldest_row(parent, snapshot, sequence, &next))
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("position %lld is below the oldest kept event of outbox \"%s\"",
-						(long long) sequence - 1,
-						RelationGetRelationName(parent)),
-				 errdetail("Events from sequence %lld to %lld have been removed.",
-						   (long long) sequence, (long long) next - 1),
-				 errhint("To go on without them, read after %lld.",
-						 (long long) next - 1)));
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 reader->consumer != NULL ?
+			 errmsg("consumer \"%s\" is below the oldest kept event of outbox \"%s\"",
+					reader->consumer, RelationGetRelationName(reader->parent)) :
 			 errmsg("position %lld is below the oldest kept event of outbox \"%s\"",
-					(long long) sequence - 1,
-					RelationGetRelationName(parent)),
+					(long long) removed - 1,
+					RelationGetRelationName(reader->parent)),
+			 kept ?
+			 errdetail("Events from sequence %lld to %lld have been removed.",
+					   (long long) removed, (long long) next - 1) :
 			 errdetail("Events from sequence %lld on have been removed.",
-					   (long long) sequence),
+					   (long long) removed),
+			 reader->consumer != NULL ?
+			 errhint("To go on without them, call obix.seek with after => NULL.") :
+			 kept ?
+			 errhint("To go on without them, read after %lld.",
+					 (long long) next - 1) :
 			 errhint("To go on without them, read with after => NULL.")));
 }
 
-/* A position that this primary has never reached. */
-static void
-check_not_beyond(Relation parent, int64 after, int64 head)
+/* Error out if the next event has been removed. */
+void
+obix_check_not_removed(const ObixReader *reader, int64 resolved)
+{
+	if (obix_oldest_kept(reader->parent, resolved) > reader->expected)
+		report_removed(reader);
+}
+
+/*
+ * Error out on a position that this primary has never reached: where somebody
+ * reads, or the cursor of a consumer.
+ */
+void
+obix_check_not_beyond(Relation parent, const char *consumer, int64 after,
+					  int64 head)
 {
 	if (after > head)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 consumer != NULL ?
+				 errmsg("consumer \"%s\" is at position %lld, beyond the head of outbox \"%s\"",
+						consumer, (long long) after,
+						RelationGetRelationName(parent)) :
 				 errmsg("position %lld is beyond the head of outbox \"%s\"",
 						(long long) after, RelationGetRelationName(parent)),
 				 errdetail("The highest sequence allocated is %lld. Events that were read up to that position have been lost in a restore or a failover.",
 						   (long long) head),
+				 consumer != NULL ?
+				 errhint("Compare what it has dealt with with what is there, and call obix.seek with a position that both share.") :
 				 errhint("Compare what was read with what is there, and read from a position that both share.")));
 }
 
@@ -186,12 +196,12 @@ look_into_hole(ObixReader *reader)
 		return;
 
 	/* first what was resolved, then what is there: a row wins */
-	resolved = resolved_of(RelationGetRelid(parent));
+	resolved = obix_resolved(RelationGetRelid(parent));
 	InitDirtySnapshot(dirty);
 	if (has_row(parent, &dirty, hole, NULL))
 		return;
 	if (hole <= resolved)
-		report_removed(parent, reader->snapshot, hole);
+		report_removed(reader);
 	if (reader->shared != NULL)
 		obix_suspect(reader->shared, hole);
 }
@@ -201,11 +211,12 @@ look_into_hole(ObixReader *reader)
  * Values stored out of line are fetched, since the lock that keeps them is
  * released at return; compression is kept.
  */
-static bool
-deliver(ObixReader *reader, TupleTableSlot *slot)
+bool
+obix_deliver(ObixReader *reader, TupleTableSlot *slot)
 {
 	int64		bytes = 0;
 	bool		external = false;
+	bool		isnull;
 
 	slot_getsomeattrs(slot, Natts_event);
 	for (int i = 0; i < Natts_event; i++)
@@ -225,7 +236,9 @@ deliver(ObixReader *reader, TupleTableSlot *slot)
 	if (reader->events > 0 && bytes > reader->max_bytes - reader->bytes)
 		return false;
 
-	if (!external && slot->tts_tupleDescriptor->natts == Natts_event)
+	if (reader->store == NULL)
+		 /* only count */ ;
+	else if (!external && slot->tts_tupleDescriptor->natts == Natts_event)
 		tuplestore_puttupleslot(reader->store, slot);
 	else
 	{
@@ -244,7 +257,11 @@ deliver(ObixReader *reader, TupleTableSlot *slot)
 							 slot->tts_isnull);
 	}
 	reader->bytes += bytes;
-	reader->events++;
+	reader->last = DatumGetInt64(slot_getattr(slot, Anum_event_sequence, &isnull));
+	reader->last_at = DatumGetTimestampTz(slot_getattr(slot, Anum_event_recorded_at,
+													   &isnull));
+	if (reader->events++ == 0)
+		reader->first = reader->last;
 	return true;
 }
 
@@ -278,8 +295,11 @@ read_leaf(ObixReader *reader, const ObixLeaf *leaf)
 		   sequence == reader->expected)
 	{
 		CHECK_FOR_INTERRUPTS();
+		if (sequence > reader->to)
+			break;
 		old = MemoryContextSwitchTo(context);
-		full = !deliver(reader, scan.slot);
+		if (reader->wanted == NULL || reader->wanted(reader->arg, scan.slot))
+			full = !obix_deliver(reader, scan.slot);
 		MemoryContextSwitchTo(old);
 		MemoryContextReset(context);
 		if (full)
@@ -292,7 +312,7 @@ read_leaf(ObixReader *reader, const ObixLeaf *leaf)
 	MemoryContextDelete(context);
 	table_close(rel, AccessShareLock);
 
-	if (full)
+	if (full || reader->expected > reader->to)
 		return false;
 	if (reader->expected < leaf->upper)
 	{
@@ -300,6 +320,31 @@ read_leaf(ObixReader *reader, const ObixLeaf *leaf)
 		return false;
 	}
 	return true;
+}
+
+/* Error out on bounds of a page that no page has. */
+void
+obix_check_page(int64 max_events, int64 max_bytes)
+{
+	if (max_events < 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("max_events must be at least 1")));
+	if (max_bytes < 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("max_bytes must be at least 1")));
+}
+
+/* Deliver what can be read from reader->expected on. */
+void
+obix_read_on(ObixReader *reader)
+{
+	ObixLeaf	leaf;
+
+	obix_find_leaf(reader->parent, reader->expected, &leaf);
+	while (read_leaf(reader, &leaf) && obix_next_leaf(reader->parent, &leaf))
+		;
 }
 
 /*
@@ -314,7 +359,6 @@ obix_read(PG_FUNCTION_ARGS)
 	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
 	ObixReader	reader = {0};
 	ObixPosition position;
-	ObixLeaf	leaf;
 	Oid			relid;
 	int64		after;
 
@@ -336,14 +380,7 @@ obix_read(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("position %lld is out of range", (long long) after),
 				 errhint("The position before the first event is 0; after => NULL reads from the oldest kept.")));
-	if (reader.max_events < 1)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("max_events must be at least 1")));
-	if (reader.max_bytes < 1)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("max_bytes must be at least 1")));
+	obix_check_page(reader.max_events, reader.max_bytes);
 	if (!PG_ARGISNULL(4) && PG_ARGISNULL(1))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -354,15 +391,16 @@ obix_read(PG_FUNCTION_ARGS)
 	reader.store = result->setResult;
 	reader.desc = result->setDesc;
 	reader.snapshot = GetActiveSnapshot();
-	reader.parent = open_for_reading(relid, "obix.read", &reader.known);
+	reader.to = PG_INT64_MAX;
+	reader.parent = obix_open_for_reading(relid, "obix.read", &reader.known);
 	reader.shared = obix_try_attach(reader.parent, reader.known);
 
 	if (PG_ARGISNULL(1))
-		after = oldest_kept(reader.parent, resolved_of(relid)) - 1;
+		after = obix_oldest_kept(reader.parent, obix_resolved(relid)) - 1;
 	else if (reader.shared != NULL)
 	{
 		obix_get_position(reader.shared, relid, reader.known->id, &position);
-		check_not_beyond(reader.parent, after, position.head);
+		obix_check_not_beyond(reader.parent, NULL, after, position.head);
 	}
 	reader.expected = after + 1;
 
@@ -372,7 +410,7 @@ obix_read(PG_FUNCTION_ARGS)
 		bool		exists = has_row(reader.parent, reader.snapshot, after, &id);
 
 		if (!exists && reader.shared == NULL &&
-			after > resolved_of(relid))
+			after > obix_resolved(relid))
 		{
 			/* a standby that has not got so far yet */
 			table_close(reader.parent, AccessShareLock);
@@ -391,10 +429,7 @@ obix_read(PG_FUNCTION_ARGS)
 					 errhint("Compare what was read with what is there, and read from a position that both share.")));
 	}
 
-	obix_find_leaf(reader.parent, reader.expected, &leaf);
-	while (read_leaf(&reader, &leaf) && obix_next_leaf(reader.parent, &leaf))
-		;
-
+	obix_read_on(&reader);
 	table_close(reader.parent, AccessShareLock);
 	return (Datum) 0;
 }
@@ -451,7 +486,7 @@ obix_exact_high_water_mark(Relation parent, ObixRelation *known)
 	else
 	{
 		position.frontier = PG_INT64_MAX - 1;
-		position.high_water_mark = resolved_of(relid);
+		position.high_water_mark = obix_resolved(relid);
 	}
 	if (position.high_water_mark >= position.frontier)
 		return position.high_water_mark;
@@ -470,8 +505,8 @@ Datum
 obix_high_water_mark(PG_FUNCTION_ARGS)
 {
 	ObixRelation *known;
-	Relation	parent = open_for_reading(PG_GETARG_OID(0),
-										  "obix.high_water_mark", &known);
+	Relation	parent = obix_open_for_reading(PG_GETARG_OID(0),
+											   "obix.high_water_mark", &known);
 	int64		mark = obix_exact_high_water_mark(parent, known);
 
 	table_close(parent, AccessShareLock);
@@ -482,8 +517,8 @@ obix_high_water_mark(PG_FUNCTION_ARGS)
  * Give up the snapshot that CALL holds, or error out if the transaction keeps
  * one.
  */
-static void
-drop_snapshot(void)
+void
+obix_drop_snapshot(const char *function)
 {
 	if (ActivePortal != NULL && ActivePortal->portalSnapshot != NULL &&
 		ActiveSnapshotSet() &&
@@ -498,7 +533,8 @@ drop_snapshot(void)
 				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
 				 errmsg("cannot wait while the transaction keeps a snapshot"),
 				 errdetail("An old snapshot would hold back VACUUM for as long as it waits."),
-				 errhint("Call obix.wait by itself, under READ COMMITTED, with no savepoint or cursor open, and not from within a function.")));
+				 errhint("Call %s by itself, under READ COMMITTED, with no savepoint or cursor open, and not from within a function.",
+						 function)));
 }
 
 /* Is the next row visible to a new snapshot? */
@@ -518,12 +554,20 @@ next_is_visible(Oid relid, int64 after)
 	return visible;
 }
 
-/* Milliseconds of the argument, capped at what a timer can take. */
-static long
-get_timeout(Interval *timeout)
+/* Milliseconds of an interval, which may be very many. */
+double
+obix_interval_ms(const Interval *interval)
 {
-	double		ms = timeout->time / 1000.0 +
-		((double) timeout->month * DAYS_PER_MONTH + timeout->day) * SECS_PER_DAY * 1000.0;
+	return interval->time / 1000.0 +
+		((double) interval->month * DAYS_PER_MONTH + interval->day) *
+		SECS_PER_DAY * 1000.0;
+}
+
+/* Milliseconds of the argument, capped at what a timer can take. */
+long
+obix_get_timeout(Interval *timeout)
+{
+	double		ms = obix_interval_ms(timeout);
 
 	if (ms < 0)
 		ereport(ERROR,
@@ -562,7 +606,7 @@ obix_wait(PG_FUNCTION_ARGS)
 	}
 	relid = PG_GETARG_OID(0);
 	after = PG_GETARG_INT64(1);
-	timeout = get_timeout(PG_GETARG_INTERVAL_P(2));
+	timeout = obix_get_timeout(PG_GETARG_INTERVAL_P(2));
 	if (after < 0 || after == PG_INT64_MAX)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -570,7 +614,7 @@ obix_wait(PG_FUNCTION_ARGS)
 				 errhint("The position before the first event is 0.")));
 	end = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), timeout);
 
-	parent = open_for_reading(relid, "obix.wait", &known);
+	parent = obix_open_for_reading(relid, "obix.wait", &known);
 	shared = obix_try_attach(parent, known);
 	id = known->id;
 	if (shared != NULL)
@@ -578,7 +622,7 @@ obix_wait(PG_FUNCTION_ARGS)
 		ObixPosition position;
 
 		obix_get_position(shared, relid, id, &position);
-		check_not_beyond(parent, after, position.head);
+		obix_check_not_beyond(parent, NULL, after, position.head);
 	}
 	table_close(parent, AccessShareLock);
 
@@ -606,7 +650,7 @@ obix_wait(PG_FUNCTION_ARGS)
 			break;
 
 		if (!dropped)
-			drop_snapshot();
+			obix_drop_snapshot("obix.wait");
 		dropped = true;
 
 		if (shared == NULL || position.suspect_from != 0)

@@ -52,9 +52,9 @@
 #define Anum_outbox_resolved		5
 #define Natts_outbox				5
 
-/* A relation of this name in schema obix, if it belongs to the extension. */
-static Oid
-member_relid(const char *name)
+/* A table of this name in schema obix, if it belongs to the extension. */
+Oid
+obix_member_relid(const char *name)
 {
 	Oid			extension = get_extension_oid("obix", true);
 	Oid			namespace;
@@ -76,7 +76,7 @@ member_relid(const char *name)
 Oid
 obix_registry_relid(void)
 {
-	return member_relid("outbox");
+	return obix_member_relid("outbox");
 }
 
 /*
@@ -256,7 +256,7 @@ void
 obix_registry_insert(Oid outbox, int64 partition_width, int32 premake)
 {
 	Relation	registry = open_registry(RowExclusiveLock);
-	Oid			sequence = member_relid("outbox_id_seq");
+	Oid			sequence = obix_member_relid("outbox_id_seq");
 	Datum		values[Natts_outbox];
 	bool		isnull[Natts_outbox] = {false};
 	HeapTuple	tuple;

@@ -35,6 +35,7 @@ typedef enum ObixMutex
 } ObixMutex;
 
 extern void obix_registry_init(void);
+extern Oid	obix_member_relid(const char *name);
 extern Oid	obix_registry_relid(void);
 extern Oid	obix_guard_oid(void);
 extern bool obix_registry_find(Oid outbox, ObixRegistryRow *row);

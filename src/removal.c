@@ -37,6 +37,7 @@
 #include "utils/snapmgr.h"
 
 #include "bounds.h"
+#include "consumer.h"
 #include "insert.h"
 #include "registry.h"
 #include "relation.h"
@@ -225,9 +226,12 @@ static void
 table_dropped(Oid relid)
 {
 	ObixRegistryRow row;
+	ListCell   *cell;
 
 	if (!obix_registry_find(relid, &row))
 		return;
+	foreach(cell, obix_list_consumers(relid))
+		obix_delete_consumer(lfirst(cell));
 	obix_registry_delete(relid);
 	obix_xact_dropped(MyDatabaseId, relid);
 }

@@ -17,16 +17,26 @@
 #include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
+#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "bounds.h"
+#include "compat.h"
+#include "consumer.h"
+#include "delivery.h"
 #include "partition.h"
 #include "read.h"
 #include "relation.h"
+#include "turn.h"
 #include "work.h"
+
+/* Give a column of the result a value */
+#define SET(column, datum) \
+	(values[column] = (datum), isnull[column] = false)
 
 PG_FUNCTION_INFO_V1(obix_partitions);
 PG_FUNCTION_INFO_V1(obix_outbox_state);
+PG_FUNCTION_INFO_V1(obix_consumer_progress);
 
 /*
  * obix.partitions(outbox)
@@ -105,9 +115,6 @@ obix_outbox_state(PG_FUNCTION_ARGS)
 	if (parent != NULL)
 		shared = obix_try_attach(parent, known);
 
-#define SET(column, datum) \
-	(values[column] = (datum), isnull[column] = false)
-
 	if (parent != NULL && RecoveryInProgress())
 		SET(HIGH_WATER_MARK,
 			Int64GetDatum(obix_exact_high_water_mark(parent, known)));
@@ -147,10 +154,135 @@ obix_outbox_state(PG_FUNCTION_ARGS)
 			SET(LAST_ERROR, CStringGetTextDatum(trouble.last_error));
 		}
 	}
-#undef SET
 
 	if (parent != NULL)
 		table_close(parent, AccessShareLock);
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
+													  values, isnull)));
+}
+
+/* How a consumer fares, in one word. */
+static const char *
+state_of(const ObixConsumer *consumer, const ObixConsumerState *state)
+{
+	if (consumer->paused)
+		return "paused";
+	switch (state->state)
+	{
+		case OBIX_CONSUMER_STOPPED:
+			return "stopped";
+		case OBIX_CONSUMER_PARKED:
+			return "parked";
+		default:
+			return state->attempts > 0 && state->last_error != NULL ?
+				"retrying" : "active";
+	}
+}
+
+/* recorded_at of the first event after a position; false if there is none. */
+static bool
+next_recorded_at(Relation parent, int64 after, TimestampTz *recorded_at)
+{
+	Snapshot	snapshot = GetActiveSnapshot();
+	ObixLeaf	leaf;
+	Relation	rel;
+	ObixScan	scan;
+	int64		sequence;
+	bool		found;
+	bool		isnull;
+
+	if (!obix_oldest_row(parent, snapshot, after + 1, &sequence))
+		return false;
+	obix_find_leaf(parent, sequence, &leaf);
+	rel = table_open(leaf.relid, AccessShareLock);
+	obix_begin_scan(&scan, rel, snapshot, sequence, sequence + 1,
+					ForwardScanDirection);
+	found = obix_next_row(&scan, &sequence);
+	if (found)
+		*recorded_at = DatumGetTimestampTz(slot_getattr(scan.slot,
+														Anum_event_recorded_at,
+														&isnull));
+	obix_end_scan(&scan);
+	table_close(rel, AccessShareLock);
+	return found;
+}
+
+/*
+ * obix.consumer_progress(id)
+ */
+Datum
+obix_consumer_progress(PG_FUNCTION_ARGS)
+{
+	enum
+	{
+		STATE, POSITION, SCANNED, LAG_EVENTS, NEXT_RECORDED_AT, ATTEMPTS,
+		ATTEMPT_SEQUENCE, RETRY_AT, LEASE_UNTIL, LATE_RANGES, DELIVERED, FAILED,
+		DEAD_LETTERED, LAST_EVENT_AT, LAST_ERROR, DISPATCHER_PID,
+		COLUMNS
+	};
+	int32		id = PG_GETARG_INT32(0);
+	ObixConsumer consumer;
+	ObixConsumerState state;
+	ObixRelation *known;
+	Relation	parent = NULL;
+	TupleDesc	desc;
+	Datum		values[COLUMNS];
+	bool		isnull[COLUMNS];
+	int			pid;
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	memset(isnull, true, sizeof(isnull));
+
+	/* NULLs for one that is being dropped, or restored */
+	if (obix_get_consumer(id, &consumer) &&
+		obix_find_state(id, consumer.outbox, &state))
+	{
+		SET(STATE, CStringGetTextDatum(state_of(&consumer, &state)));
+		SET(POSITION, Int64GetDatum(state.position));
+		SET(SCANNED, Int64GetDatum(state.scanned));
+		SET(ATTEMPTS, Int32GetDatum(state.attempts));
+		if (state.attempts > 0)
+		{
+			SET(ATTEMPT_SEQUENCE, Int64GetDatum(state.attempt_sequence));
+			if (state.retry_at != 0)
+				SET(RETRY_AT, TimestampTzGetDatum(state.retry_at));
+		}
+		if (state.lease_until != 0)
+			SET(LEASE_UNTIL, TimestampTzGetDatum(state.lease_until));
+		SET(LATE_RANGES, Int64GetDatum(state.late ? obix_count_late(&state) : 0));
+		SET(DELIVERED, Int64GetDatum(state.delivered));
+		SET(FAILED, Int64GetDatum(state.failed));
+		SET(DEAD_LETTERED, Int64GetDatum(state.dead_lettered));
+		if (state.last_event_at != 0)
+			SET(LAST_EVENT_AT, TimestampTzGetDatum(state.last_event_at));
+		if (state.last_error != NULL && obix_may_use(&consumer))
+			SET(LAST_ERROR, CStringGetTextDatum(state.last_error));
+		pid = obix_turn_pid(id);
+		if (pid != 0)
+			SET(DISPATCHER_PID, Int32GetDatum(pid));
+
+		if (pg_class_aclcheck(consumer.outbox, GetUserId(), ACL_SELECT) == ACLCHECK_OK)
+			parent = obix_try_open(consumer.outbox, AccessShareLock, &known);
+	}
+	if (parent != NULL)
+	{
+		int64		mark = obix_exact_high_water_mark(parent, known);
+		int64		start = obix_delivery_start(&state);
+		ObixFound	found;
+		TimestampTz recorded_at;
+
+		/* what was found not to be for it does not make it late */
+		if (obix_turn_get_found(id, &found) &&
+			found.version == consumer.version &&
+			found.nothing_after <= start && found.nothing_to > start)
+			start = found.nothing_to;
+		SET(LAG_EVENTS, Int64GetDatum(Max(mark - start, 0)));
+		if (mark > start && next_recorded_at(parent, start, &recorded_at))
+			SET(NEXT_RECORDED_AT, TimestampTzGetDatum(recorded_at));
+		table_close(parent, AccessShareLock);
+	}
+
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
 													  values, isnull)));
 }

@@ -46,7 +46,7 @@ obix_request_work(ObixOutbox *outbox, uint32 work)
 
 	LWLockAcquire(obix_shared->worker_lock, LW_SHARED);
 	latch = obix_shared->launcher;
-	for (int i = 0; i < OBIX_MAX_WORKERS; i++)
+	for (int i = 0; i < OBIX_MAX_MAINTAINERS; i++)
 	{
 		ObixWorker *worker = &obix_shared->workers[i];
 
@@ -155,45 +155,127 @@ obix_take_work(ObixOutbox *outbox, uint32 work)
 }
 
 /*
+ * An outbox has moved, and consumers have handlers: have a dispatcher look.
+ * Raises nothing: runs in the transaction callback of every publisher.
+ */
+void
+obix_request_dispatch(ObixOutbox *outbox)
+{
+	if (pg_atomic_read_u32(&outbox->dispatch) == 0 &&
+		pg_atomic_exchange_u32(&outbox->dispatch, 1) == 0)
+		obix_wake_dispatcher(outbox->database);
+}
+
+/* A dispatcher is about to look: what happens from now on is news. */
+void
+obix_clear_dispatch(void)
+{
+	for (int i = 0; i < obix_max_outboxes; i++)
+	{
+		ObixOutbox *outbox = obix_nth_outbox(i);
+
+		if (outbox->database == MyDatabaseId)
+			pg_atomic_write_u32(&outbox->dispatch, 0);
+	}
+	pg_memory_barrier();
+}
+
+/*
+ * Have a dispatcher of a database look: one that is idle, or else the launcher,
+ * which may start another.
+ */
+void
+obix_wake_dispatcher(Oid database)
+{
+	Latch	   *latch;
+
+	LWLockAcquire(obix_shared->worker_lock, LW_SHARED);
+	latch = obix_shared->launcher;
+	for (int i = OBIX_MAX_MAINTAINERS; i < OBIX_MAX_WORKERS; i++)
+	{
+		ObixWorker *worker = &obix_shared->workers[i];
+
+		if (worker->database == database && worker->latch != NULL &&
+			!worker->busy)
+			latch = worker->latch;
+	}
+	if (latch != NULL)
+		SetLatch(latch);
+	LWLockRelease(obix_shared->worker_lock);
+}
+
+/* Has a database a dispatcher that is idle, or is being started? */
+bool
+obix_has_idle_dispatcher(Oid database)
+{
+	bool		idle = false;
+
+	LWLockAcquire(obix_shared->worker_lock, LW_SHARED);
+	for (int i = OBIX_MAX_MAINTAINERS; i < OBIX_MAX_WORKERS; i++)
+	{
+		ObixWorker *worker = &obix_shared->workers[i];
+
+		idle |= worker->database == database && !worker->busy && !worker->done;
+	}
+	LWLockRelease(obix_shared->worker_lock);
+	return idle;
+}
+
+void
+obix_set_busy(int place, bool busy)
+{
+	LWLockAcquire(obix_shared->worker_lock, LW_EXCLUSIVE);
+	obix_shared->workers[place].busy = busy;
+	LWLockRelease(obix_shared->worker_lock);
+}
+
+/*
  * Take a place for a worker of a database.  Returns -1 if all are taken, or
- * the database has its worker.
+ * the database has as many as it may.
  */
 int
-obix_reserve_worker(Oid database)
+obix_reserve_worker(Oid database, ObixWorkerKind kind)
 {
+	bool		dispatch = kind == OBIX_WORKER_DISPATCH;
+	int			from = dispatch ? OBIX_MAX_MAINTAINERS : 0;
+	int			to = dispatch ? OBIX_MAX_WORKERS : OBIX_MAX_MAINTAINERS;
+	int			allowed = dispatch ? obix_dispatch_workers : 1;
 	int			place = -1;
 
 	LWLockAcquire(obix_shared->worker_lock, LW_EXCLUSIVE);
-	for (int i = 0; i < OBIX_MAX_WORKERS; i++)
+	for (int i = from; i < to; i++)
 	{
 		ObixWorker *worker = &obix_shared->workers[i];
 
 		if (worker->database == database)
-		{
-			place = -1;
-			break;
-		}
-		if (place < 0 && !OidIsValid(worker->database))
+			allowed--;
+		else if (place < 0 && !OidIsValid(worker->database))
 			place = i;
 	}
+	if (allowed <= 0)
+		place = -1;
 	if (place >= 0)
 	{
+		memset(&obix_shared->workers[place], 0, sizeof(ObixWorker));
 		obix_shared->workers[place].database = database;
-		obix_shared->workers[place].done = false;
 	}
 	LWLockRelease(obix_shared->worker_lock);
 	return place;
 }
 
-/* Free the place of a worker that has stopped; returns whether it was done. */
+/*
+ * Free the place of a worker that has stopped; returns whether it was done.
+ * entered: whether it ever came on duty.
+ */
 bool
-obix_free_worker(int place)
+obix_free_worker(int place, bool *entered)
 {
 	ObixWorker *worker = &obix_shared->workers[place];
 	bool		done;
 
 	LWLockAcquire(obix_shared->worker_lock, LW_EXCLUSIVE);
 	done = worker->done;
+	*entered = worker->entered;
 	memset(worker, 0, sizeof(ObixWorker));
 	LWLockRelease(obix_shared->worker_lock);
 	return done;
@@ -237,6 +319,7 @@ obix_enter_worker(int place, Oid database)
 	if (kept)
 	{
 		worker->pid = MyProcPid;
+		worker->entered = true;
 		worker->latch = &MyProc->procLatch;
 	}
 	LWLockRelease(obix_shared->worker_lock);
@@ -260,14 +343,14 @@ obix_leave_worker(int place, bool done)
 	obix_wake_launcher();
 }
 
-/* The process that works for a database, 0 if none does. */
+/* The process that maintains the outboxes of a database, 0 if none does. */
 int
 obix_worker_pid(Oid database)
 {
 	int			pid = 0;
 
 	LWLockAcquire(obix_shared->worker_lock, LW_SHARED);
-	for (int i = 0; i < OBIX_MAX_WORKERS; i++)
+	for (int i = 0; i < OBIX_MAX_MAINTAINERS; i++)
 	{
 		if (obix_shared->workers[i].database == database)
 			pid = obix_shared->workers[i].pid;

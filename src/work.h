@@ -26,8 +26,13 @@ extern uint32 obix_due_work(ObixOutbox *outbox, TimestampTz now, Oid *database,
 extern void obix_take_work(ObixOutbox *outbox, uint32 work);
 extern void obix_set_launcher(Latch *latch);
 extern void obix_wake_launcher(void);
-extern int	obix_reserve_worker(Oid database);
-extern bool obix_free_worker(int place);
+extern void obix_request_dispatch(ObixOutbox *outbox);
+extern void obix_clear_dispatch(void);
+extern void obix_wake_dispatcher(Oid database);
+extern bool obix_has_idle_dispatcher(Oid database);
+extern void obix_set_busy(int place, bool busy);
+extern int	obix_reserve_worker(Oid database, ObixWorkerKind kind);
+extern bool obix_free_worker(int place, bool *entered);
 extern bool obix_worker_on_duty(int place);
 extern Oid	obix_worker_database(int place);
 extern bool obix_enter_worker(int place, Oid database);

@@ -34,12 +34,14 @@
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
+#include "consumer.h"
 #include "gapfill.h"
 #include "obix.h"
 #include "outbox.h"
 #include "partition.h"
 #include "registry.h"
 #include "relation.h"
+#include "turn.h"
 #include "work.h"
 #include "worker.h"
 #include "xact.h"
@@ -53,7 +55,8 @@
 /* The channel of obix.notify */
 #define CHANNEL				"obix"
 
-static int	place;				/* ours among ObixShared.workers */
+int			obix_worker_place;	/* ours among ObixShared.workers */
+
 static bool on_duty = false;
 static char task_name[NAMEDATALEN]; /* the outbox of the last task */
 static MemoryContext task_context;	/* of one task */
@@ -63,7 +66,7 @@ static void
 leave_at_exit(int code, Datum arg)
 {
 	if (on_duty)
-		obix_leave_worker(place, false);
+		obix_leave_worker(obix_worker_place, false);
 	else
 		obix_wake_launcher();
 }
@@ -157,6 +160,32 @@ task_resolve(Oid relid)
 		obix_forget_dropped(relid);
 }
 
+/*
+ * Have shared memory know the consumers of an outbox that have handlers: after a
+ * restart it knows none.
+ */
+static void
+task_consumers(Oid relid)
+{
+	ListCell   *cell;
+
+	foreach(cell, obix_list_consumers(relid))
+	{
+		ObixConsumer *consumer = lfirst(cell);
+
+		if (consumer->handler == NULL && consumer->batch_handler == NULL)
+			continue;
+		if (!obix_turn_add(consumer->id, relid, true, consumer->available))
+			ereport(ERROR,
+					(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+					 errmsg("too many consumers are in use"),
+					 errdetail("Shared memory has room for %d consumers in all databases together.",
+							   obix_max_consumers),
+					 errhint("Raise obix.max_consumers and restart the server.")));
+		obix_xact_touch_consumer(consumer->id);
+	}
+}
+
 /* A task failed: say so if it is news, and ask for it again. */
 static void
 report_failure(ObixOutbox *outbox, const char *name, ErrorData *error,
@@ -238,6 +267,7 @@ serve_outbox(ObixOutbox *outbox, Oid relid, uint32 work)
 		{OBIX_WORK_RECOVER, OBIX_TROUBLE_PARTITIONS, task_recover},
 		{OBIX_WORK_PREMAKE, OBIX_TROUBLE_PARTITIONS, task_premake},
 		{OBIX_WORK_PREMAKE, OBIX_TROUBLE_PARTITIONS, task_resolve},
+		{OBIX_WORK_PREMAKE, OBIX_TROUBLE_PARTITIONS, task_consumers},
 	};
 	uint32		done[OBIX_TROUBLE_KINDS] = {0};
 	bool		failed[OBIX_TROUBLE_KINDS] = {false};
@@ -377,20 +407,17 @@ resolve_outboxes(void)
 	}
 }
 
-static void
-sleep_for(long ms, int events)
-{
-	(void) WaitLatch(MyLatch, events | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, ms,
-					 PG_WAIT_EXTENSION);
-}
+/*
+ * What all workers of databases have in common
+ */
 
+/* Connect to the database, and report for duty; does not return otherwise. */
 void
-obix_worker_main(Datum arg)
+obix_begin_worker(Datum arg)
 {
-	TimestampTz last_busy;
 	Oid			database;
 
-	place = DatumGetInt32(arg);
+	obix_worker_place = DatumGetInt32(arg);
 	memcpy(&database, MyBgworkerEntry->bgw_extra, sizeof(database));
 	before_shmem_exit(leave_at_exit, (Datum) 0);
 
@@ -399,14 +426,51 @@ obix_worker_main(Datum arg)
 	BackgroundWorkerUnblockSignals();
 	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
 	set_own_values();
+	obix_in_worker = true;
+	on_duty = obix_enter_worker(obix_worker_place, database);
+	if (!on_duty)
+		proc_exit(0);
+}
+
+/* Before looking for work: what is asked for from now on wakes us. */
+void
+obix_worker_interrupts(void)
+{
+	ResetLatch(MyLatch);
+	CHECK_FOR_INTERRUPTS();
+	if (ConfigReloadPending)
+	{
+		ConfigReloadPending = false;
+		ProcessConfigFile(PGC_SIGHUP);
+	}
+}
+
+void
+obix_worker_sleep(long ms, int events)
+{
+	(void) WaitLatch(MyLatch, events | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, ms,
+					 PG_WAIT_EXTENSION);
+}
+
+/* Leave; from now on the launcher is woken. */
+void
+obix_end_worker(void)
+{
+	obix_leave_worker(obix_worker_place, true);
+	on_duty = false;
+	proc_exit(0);
+}
+
+void
+obix_worker_main(Datum arg)
+{
+	TimestampTz last_busy;
+
+	obix_begin_worker(arg);
 	task_context = AllocSetContextCreate(TopMemoryContext, "obix worker task",
 										 ALLOCSET_DEFAULT_SIZES);
 	visit_context = AllocSetContextCreate(TopMemoryContext, "obix worker visit",
 										  ALLOCSET_SMALL_SIZES);
-	obix_in_worker = true;
-	on_duty = obix_enter_worker(place, database);
-	if (!on_duty)
-		proc_exit(0);
 
 	visit_outboxes();
 	last_busy = GetCurrentTimestamp();
@@ -416,21 +480,14 @@ obix_worker_main(Datum arg)
 		TimestampTz leave_at;
 		TimestampTz retry_at;
 
-		ResetLatch(MyLatch);
-		CHECK_FOR_INTERRUPTS();
-		if (ConfigReloadPending)
-		{
-			ConfigReloadPending = false;
-			ProcessConfigFile(PGC_SIGHUP);
-		}
-
+		obix_worker_interrupts();
 		if (serve_outboxes(&retry_at))
 		{
 			last_busy = GetCurrentTimestamp();
 
 			/* while one is pending, every transaction may have been its end */
 			if (obix_has_undecided())
-				sleep_for(WAVE_MS, 0);
+				obix_worker_sleep(WAVE_MS, 0);
 			continue;
 		}
 
@@ -442,11 +499,10 @@ obix_worker_main(Datum arg)
 			break;
 		if (retry_at == 0 || retry_at > leave_at)
 			retry_at = leave_at;
-		sleep_for(TimestampDifferenceMilliseconds(now, retry_at), WL_LATCH_SET);
+		obix_worker_sleep(TimestampDifferenceMilliseconds(now, retry_at),
+						  WL_LATCH_SET);
 	}
 
 	resolve_outboxes();
-	obix_leave_worker(place, true);
-	on_duty = false;
-	proc_exit(0);
+	obix_end_worker();
 }

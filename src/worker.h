@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * worker.h
- *	  Registration of the background workers.
+ *	  The background workers.
  *
  * Copyright (c) 2026, the obix authors
  *
@@ -10,9 +10,19 @@
 #ifndef OBIX_WORKER_H
 #define OBIX_WORKER_H
 
+#include "datatype/timestamp.h"
+
+extern int	obix_worker_place;
+
+extern void obix_begin_worker(Datum arg);
+extern void obix_worker_interrupts(void);
+extern void obix_worker_sleep(long ms, int events);
+extern void obix_end_worker(void);
+
 extern void obix_register_launcher(void);
 
 extern PGDLLEXPORT void obix_launcher_main(Datum arg);
 extern PGDLLEXPORT void obix_worker_main(Datum arg);
+extern PGDLLEXPORT void obix_dispatcher_main(Datum arg);
 
 #endif							/* OBIX_WORKER_H */

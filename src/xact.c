@@ -19,6 +19,7 @@
 #include "utils/memutils.h"
 
 #include "obix.h"
+#include "turn.h"
 #include "work.h"
 #include "xact.h"
 
@@ -68,10 +69,18 @@ typedef struct ObixFate
 	bool		dropped;		/* else created */
 } ObixFate;
 
+/* A consumer about which something was changed here */
+typedef struct ObixTouch
+{
+	struct ObixTouch *next;
+	int32		id;
+} ObixTouch;
+
 bool		obix_in_worker = false;
 
 static ObixXact *xacts = NULL;
 static ObixFate *fates = NULL;
+static ObixTouch *touches = NULL;
 
 static ObixXact *
 find_xact(Oid relid)
@@ -287,6 +296,18 @@ obix_xact_walked(ObixXact *xact, int64 next, int64 undecided)
 	xact->undecided = undecided;
 }
 
+/* When this transaction has ended, have a consumer looked at. */
+void
+obix_xact_touch_consumer(int32 id)
+{
+	ObixTouch  *touch = MemoryContextAlloc(TopTransactionContext,
+										   sizeof(ObixTouch));
+
+	touch->id = id;
+	touch->next = touches;
+	touches = touch;
+}
+
 static void
 add_fate(Oid database, Oid relid, bool dropped)
 {
@@ -370,6 +391,10 @@ obix_xact_end(XactEvent event)
 			obix_free_outboxes(fate->database, fate->relid);
 	}
 	fates = NULL;
+
+	for (ObixTouch *touch = touches; touch != NULL; touch = touch->next)
+		obix_turn_touch(MyDatabaseId, touch->id);
+	touches = NULL;
 
 	/*
 	 * A transaction without an xid may have ended a prepared one: that one's

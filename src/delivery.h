@@ -1,0 +1,68 @@
+/*-------------------------------------------------------------------------
+ *
+ * delivery.h
+ *	  What comes next for a consumer, and what becomes of it.
+ *
+ * Copyright (c) 2026, the obix authors
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef OBIX_DELIVERY_H
+#define OBIX_DELIVERY_H
+
+#include "consumer.h"
+#include "read.h"
+
+/*
+ * One delivery to a consumer.  The caller holds the mutex of the consumer and
+ * a lock on the outbox.
+ */
+typedef struct ObixDelivery
+{
+	const ObixConsumer *consumer;
+	ObixConsumerState *state;
+	ObixReader	reader;			/* parent, known, shared, snapshot, store */
+
+	Datum	   *types;			/* those it wants, as text; NULL: all */
+	int			ntypes;
+	int64	   *parked;			/* dead letters ahead, ascending */
+	int			nparked;
+	char	  **held;			/* keys behind dead letters, ascending */
+	int			nheld;
+	int64		resolved;		/* of the outbox, read before its rows */
+	bool		counting;		/* for an acknowledgement: park nothing */
+	bool		unsure;			/* what is found depends on what this
+								 * transaction has changed */
+
+	/* what was delivered */
+	bool		late;			/* it was behind the cursor */
+} ObixDelivery;
+
+extern void obix_begin_delivery(ObixDelivery *delivery,
+								const ObixConsumer *consumer,
+								ObixConsumerState *state, const char *function);
+extern void obix_end_delivery(ObixDelivery *delivery);
+extern void obix_deliver_next(ObixDelivery *delivery);
+extern void obix_acknowledge(ObixDelivery *delivery, int64 sequence);
+
+/* What obix_fail_event() has decided */
+typedef enum ObixVerdict
+{
+	OBIX_RETRY,
+	OBIX_STOP,
+	OBIX_DEAD_LETTER
+} ObixVerdict;
+
+extern void obix_count_attempt(const ObixConsumer *consumer,
+							   ObixConsumerState *state, int64 sequence);
+extern ObixVerdict obix_fail_event(ObixDelivery *delivery, int64 sequence,
+								   const char *error);
+extern bool obix_may_try(const ObixConsumerState *state, TimestampTz now);
+extern int64 obix_count_late(const ObixConsumerState *state);
+extern int64 obix_delivery_start(const ObixConsumerState *state);
+extern void obix_check_handed_out(ObixDelivery *delivery, int64 sequence);
+extern const char *obix_release_dead_letter(const ObixConsumer *consumer,
+											ObixConsumerState *state,
+											int64 sequence, bool requeue);
+
+#endif							/* OBIX_DELIVERY_H */
