@@ -538,7 +538,7 @@ serve_consumer(ObixClaim *claim)
 			claim->touched = touched;
 		}
 		due_at = outcome == OUTCOME_LATER ? step->due_at : 0;
-	} while (outcome == OUTCOME_DONE &&
+	} while (outcome == OUTCOME_DONE && obix_turn_may_go_on(claim->id) &&
 			 !TimestampDifferenceExceeds(begun, GetCurrentTimestamp(), TURN_MS));
 
 	obix_clean_session();

@@ -339,6 +339,7 @@ obix_continue_rebuild(PG_FUNCTION_ARGS)
 						consumer.name, (long long) obix_delivery_start(&state),
 						state.last_error ? state.last_error : "?"),
 				 errhint("Call obix.rebuild again to go on, with skip_errors => true to skip events that fail, or obix.cancel_rebuild to give up.")));
+	obix_xact_wait_for_rebuild(-consumer.id);
 	add_rebuild_turn(&consumer);
 	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 					 WAIT_MS, PG_WAIT_EXTENSION);

@@ -176,7 +176,10 @@ obix_turn_touch(Oid database, int32 id)
 		obix_wake_waiters(database, outbox);
 }
 
-/* Let a consumer be served until then. */
+/*
+ * Let a consumer be served until then; DT_NOBEGIN: no longer.  Raises nothing:
+ * runs at abort.
+ */
 void
 obix_turn_extend(int32 id, TimestampTz until)
 {
@@ -188,11 +191,27 @@ obix_turn_extend(int32 id, TimestampTz until)
 	if (turn != NULL)
 	{
 		turn->until = until;
-		wake = turn->pid == 0 && turn->seen != OBIX_SEEN_ALL;
+		wake = turn->pid == 0 && turn->seen != OBIX_SEEN_ALL &&
+			until != DT_NOBEGIN;
 	}
 	LWLockRelease(obix_shared->turn_lock);
 	if (wake)
 		obix_wake_dispatcher(MyDatabaseId);
+}
+
+/* May a consumer that is being served be served further? */
+bool
+obix_turn_may_go_on(int32 id)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	ObixTurn   *turn;
+	bool		may;
+
+	LWLockAcquire(obix_shared->turn_lock, LW_SHARED);
+	turn = find_turn(MyDatabaseId, id);
+	may = turn != NULL && (turn->until == 0 || turn->until > now);
+	LWLockRelease(obix_shared->turn_lock);
+	return may;
 }
 
 /*

@@ -72,6 +72,7 @@ extern void obix_turn_shmem_init(void *space);
 extern bool obix_turn_add(int32 id, Oid outbox, bool handled, bool available);
 extern void obix_turn_forget(Oid database, Oid outbox, int32 id);
 extern void obix_turn_touch(Oid database, int32 id);
+extern bool obix_turn_may_go_on(int32 id);
 extern void obix_turn_extend(int32 id, TimestampTz until);
 
 extern bool obix_turn_claim(TimestampTz now, ObixClaim *claim);

@@ -17,6 +17,7 @@
 
 #include "miscadmin.h"
 #include "utils/memutils.h"
+#include "utils/timestamp.h"
 
 #include "obix.h"
 #include "turn.h"
@@ -81,6 +82,7 @@ bool		obix_in_worker = false;
 static ObixXact *xacts = NULL;
 static ObixFate *fates = NULL;
 static ObixTouch *touches = NULL;
+static int32 rebuild = 0;		/* waited for here, see turn.h */
 
 static ObixXact *
 find_xact(Oid relid)
@@ -308,6 +310,13 @@ obix_xact_touch_consumer(int32 id)
 	touches = touch;
 }
 
+/* Should this transaction fail, a rebuild is not to go on. */
+void
+obix_xact_wait_for_rebuild(int32 id)
+{
+	rebuild = id;
+}
+
 static void
 add_fate(Oid database, Oid relid, bool dropped)
 {
@@ -395,6 +404,9 @@ obix_xact_end(XactEvent event)
 	for (ObixTouch *touch = touches; touch != NULL; touch = touch->next)
 		obix_turn_touch(MyDatabaseId, touch->id);
 	touches = NULL;
+	if (rebuild != 0 && event == XACT_EVENT_ABORT)
+		obix_turn_extend(rebuild, DT_NOBEGIN);
+	rebuild = 0;
 
 	/*
 	 * A transaction without an xid may have ended a prepared one: that one's

@@ -30,6 +30,7 @@ extern void obix_xact_may_leave_hole(Oid relid);
 extern void obix_xact_walked(ObixXact *xact, int64 next, int64 undecided);
 
 extern void obix_xact_touch_consumer(int32 id);
+extern void obix_xact_wait_for_rebuild(int32 id);
 extern void obix_xact_created(Oid relid);
 extern void obix_xact_dropped(Oid database, Oid relid);
 extern bool obix_xact_has_dropped(Oid relid);
