@@ -248,6 +248,7 @@ is_wanted(void *arg, TupleTableSlot *slot)
 		if (!isnull && is_held(delivery, TextDatumGetCString(value)))
 		{
 			park_event(delivery, slot, 0, NULL);
+			delivery->has_parked = true;
 			delivery->unsure = true;
 			return false;
 		}
@@ -769,10 +770,14 @@ deliver_in_sequence(ObixDelivery *delivery)
 
 	nothing_to = reader->events > 0 ? reader->first - 1 : reader->expected - 1;
 	if (nothing_to - start >= SCAN_STEP)
-	{
 		state->scanned = nothing_to;
+
+	/*
+	 * What was parked is not certain before this transaction commits; that
+	 * the state was changed by it tells those who look next.
+	 */
+	if (nothing_to - start >= SCAN_STEP || delivery->has_parked)
 		obix_set_state(state);
-	}
 }
 
 /* Deliver what lies ahead and is committed, and record what is passed. */
@@ -957,6 +962,12 @@ count_ahead(ObixDelivery *delivery, int64 sequence, TimestampTz *last_at)
 	ObixConsumerState *state = delivery->state;
 	ObixFound	found;
 	int64		reached;
+
+	if (delivery->count > 0)
+	{
+		*last_at = delivery->last_at;
+		return delivery->count;
+	}
 
 	/* usually the fetch has counted them */
 	if (!IsolationUsesXactSnapshot() && !delivery->unsure &&

@@ -31,11 +31,16 @@ typedef struct ObixDelivery
 	int			nheld;
 	int64		resolved;		/* of the outbox, read before its rows */
 	bool		counting;		/* for an acknowledgement: park nothing */
+	bool		has_parked;		/* events that are held back */
 	bool		unsure;			/* what is found depends on what this
 								 * transaction has changed */
 
 	/* what was delivered */
 	bool		late;			/* it was behind the cursor */
+
+	/* what the caller knows to have been delivered before */
+	int64		count;			/* up to what it acknowledges, 0: not known */
+	TimestampTz last_at;
 } ObixDelivery;
 
 extern void obix_begin_delivery(ObixDelivery *delivery,

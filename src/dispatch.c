@@ -93,6 +93,7 @@ typedef struct ObixStep
 	TupleDesc	desc;
 	int64		count;
 	int64		last;
+	TimestampTz last_at;
 	bool		single;			/* one event, whose attempt was counted */
 
 	/* of a rebuild */
@@ -239,6 +240,7 @@ prepare(ObixStep *step)
 	obix_deliver_next(&delivery);
 	step->count = reader->events;
 	step->last = reader->last;
+	step->last_at = reader->last_at;
 	step->single = step->count == 1;
 	if (step->count == 0)
 		step->outcome = step->id < 0 ? OUTCOME_CAUGHT_UP : OUTCOME_NOTHING;
@@ -281,6 +283,8 @@ handle(ObixStep *step)
 	else if (state.one_by_one > 0)
 		state.one_by_one--;
 	delivery.reader.desc = step->desc;
+	delivery.count = step->count;
+	delivery.last_at = step->last_at;
 	obix_begin_delivery(&delivery, &step->consumer, &state, "obix");
 	obix_acknowledge(&delivery, step->last);
 	obix_end_delivery(&delivery);
@@ -362,6 +366,7 @@ park_for_error(ObixStep *step)
 	}
 	obix_get_state(&step->consumer, &state);
 	park(step, &state, step->error);
+	step->count = 0;
 }
 
 /*
@@ -455,25 +460,33 @@ run_part(ObixStep *step, void (*part) (ObixStep *step))
 	return ok;
 }
 
+/* A part failed that is not about an event: park the consumer. */
+static void
+cannot_serve(ObixStep *step)
+{
+	const char *error = step->error;
+
+	if (run_part(step, park_for_error))
+		return;
+	ereport(LOG,
+			(errmsg("consumer %d cannot be served: %s", step->id, error)));
+	step_later(step, GATE_MS);
+}
+
 /* One step of a consumer: a batch, or one event. */
 static ObixOutcome
 run_step(ObixStep *step)
 {
 	if (!run_part(step, prepare))
-	{
-		ereport(LOG,
-				(errmsg("consumer %d cannot be served: %s", step->id,
-						step->error)));
-		step_later(step, GATE_MS);
-	}
+		cannot_serve(step);
 	if (step->outcome == OUTCOME_GATE)
 	{
 		if (!run_part(step, ask_gate))
-			(void) run_part(step, park_for_error);
+			cannot_serve(step);
 		else if (!step->gate_open)
 			step_later(step, GATE_MS);
-		else
-			(void) run_part(step, prepare);
+		else if (!run_part(step, prepare))
+			cannot_serve(step);
 	}
 	if (step->outcome == OUTCOME_DONE && step->count > 0)
 	{

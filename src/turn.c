@@ -403,9 +403,12 @@ obix_turn_pid(int32 id)
 Oid
 obix_turn_next(int *n, TimestampTz now, TimestampTz *due_at)
 {
-	ObixTide   *tides;
-	int			ntides = read_tides(InvalidOid, &tides);
+	static ObixTide *tides;
+	static int	ntides;
 	Oid			database = InvalidOid;
+
+	if (*n == 0)
+		ntides = read_tides(InvalidOid, &tides);
 
 	LWLockAcquire(obix_shared->turn_lock, LW_SHARED);
 	for (; *n < obix_max_consumers && !OidIsValid(database); (*n)++)
