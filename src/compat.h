@@ -21,6 +21,7 @@
 #include "storage/sinvaladt.h"
 #include "utils/acl.h"
 #include "utils/backend_status.h"
+#include "utils/regproc.h"
 
 #if PG_VERSION_NUM < 150000
 #error "obix needs PostgreSQL 15 or later"
@@ -53,6 +54,8 @@
 #if PG_VERSION_NUM < 160000
 #define object_ownercheck(class, object, role) \
 	pg_class_ownercheck(object, role)
+#define stringToQualifiedNameList(string, escontext) \
+	stringToQualifiedNameList(string)
 #define check_can_set_role(member, role)	check_is_member_of_role(member, role)
 #define object_aclcheck(class, object, role, mode) \
 	((class) == NamespaceRelationId ? \

@@ -30,7 +30,6 @@
 #include "access/xact.h"
 #include "catalog/namespace.h"
 #include "catalog/objectaccess.h"
-#include "catalog/pg_collation.h"
 #include "catalog/pg_namespace.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
@@ -85,7 +84,7 @@ obix_event_type(void)
 Oid
 obix_function_by_name(const char *name, ObixFunctionKind kind)
 {
-	List	   *names = stringToQualifiedNameList(name);
+	List	   *names = stringToQualifiedNameList(name, NULL);
 	Oid			argument = InvalidOid;
 
 	if (kind != OBIX_FUNCTION_GATE)

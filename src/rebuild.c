@@ -49,6 +49,7 @@
 #include "read.h"
 #include "rebuild.h"
 #include "shadow.h"
+#include "swappable.h"
 #include "turn.h"
 #include "xact.h"
 

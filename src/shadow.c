@@ -5,11 +5,7 @@
  *
  * A rebuild makes empty copies of tables in a schema of its own, the shadow.
  * When they are filled, the old tables are dropped and the copies moved into
- * their place.  A table is more than its row in pg_class: its members are the
- * indexes, constraints, defaults, identity sequences, statistics and types
- * that go when it is dropped.  They are found by their dependencies.  Anything
- * else that depends on the table or a member would be in the way of dropping
- * it, or be lost with it; then the table is refused, and that is named.
+ * their place.  Which tables can be swapped, swappable.c knows.
  *
  * Expressions are copied as trees, by CREATE TABLE ... LIKE and what it uses
  * for indexes, and not by way of their text, which does not always come out
@@ -34,7 +30,6 @@
 #include "access/relation.h"
 #include "access/sysattr.h"
 #include "access/table.h"
-#include "access/transam.h"
 #include "access/xact.h"
 #include "catalog/dependency.h"
 #include "catalog/index.h"
@@ -45,15 +40,9 @@
 #include "catalog/pg_attribute.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_constraint.h"
-#include "catalog/pg_depend.h"
-#include "catalog/pg_extension.h"
 #include "catalog/pg_namespace.h"
-#include "catalog/pg_publication.h"
-#include "catalog/pg_seclabel.h"
 #include "catalog/pg_sequence.h"
 #include "catalog/pg_statistic_ext.h"
-#include "catalog/pg_subscription.h"
-#include "catalog/pg_subscription_rel.h"
 #include "catalog/pg_type.h"
 #include "commands/comment.h"
 #include "commands/defrem.h"
@@ -78,334 +67,9 @@
 
 #include "compat.h"
 #include "partition.h"
-#include "registry.h"
 #include "relation.h"
 #include "shadow.h"
-
-/* A copy of the row of an object that exists, found by its oid */
-#define ROW(catalog, cache, object) \
-	((Form_##catalog) GETSTRUCT(copy_row(cache, object)))
-
-static HeapTuple
-copy_row(int cache, Oid object)
-{
-	HeapTuple	tuple = SearchSysCacheCopy1(cache, ObjectIdGetDatum(object));
-
-	if (!HeapTupleIsValid(tuple))
-		elog(ERROR, "cache lookup failed for object %u", object);
-	return tuple;
-}
-
-/* Copies of the rows of a catalog that one or two oids lead to. */
-static List *
-list_rows(Oid catalog, Oid index, AttrNumber column1, Oid value1,
-		  AttrNumber column2, Oid value2)
-{
-	Relation	rel = table_open(catalog, AccessShareLock);
-	List	   *rows = NIL;
-	ScanKeyData key[2];
-	SysScanDesc scan;
-	HeapTuple	tuple;
-
-	ScanKeyInit(&key[0], column1, BTEqualStrategyNumber, F_OIDEQ,
-				ObjectIdGetDatum(value1));
-	ScanKeyInit(&key[1], column2, BTEqualStrategyNumber, F_OIDEQ,
-				ObjectIdGetDatum(value2));
-	scan = systable_beginscan(rel, index, true, NULL,
-							  OidIsValid(value2) ? 2 : 1, key);
-	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
-		rows = lappend(rows, GETSTRUCT(heap_copytuple(tuple)));
-	systable_endscan(scan);
-	table_close(rel, AccessShareLock);
-	return rows;
-}
-
-static char *
-describe_object(Oid class, Oid object, int32 sub)
-{
-	ObjectAddress address;
-
-	ObjectAddressSubSet(address, class, object, sub);
-	return getObjectDescription(&address, false);
-}
-
-/* Refuse a table: why is a sentence. */
-static void
-refuse(Relation rel, int sqlerrcode, const char *why, const char *hint)
-{
-	ereport(ERROR,
-			(errcode(sqlerrcode),
-			 errmsg("cannot rebuild table \"%s\"",
-					RelationGetRelationName(rel)),
-			 errdetail_internal("%s", why),
-			 errhint("%s", hint != NULL ? hint :
-					 "Remove what is in the way, or take the table out of the tables of the consumer.")));
-}
-
-/* Refuse a table because of a dependency. */
-static void
-refuse_dependency(Relation rel, Form_pg_depend depend)
-{
-	bool		serial = depend->classid == RelationRelationId &&
-		get_rel_relkind(depend->objid) == RELKIND_SEQUENCE;
-
-	refuse(rel, ERRCODE_DEPENDENT_OBJECTS_STILL_EXIST,
-		   psprintf("%s depends on %s.",
-					describe_object(depend->classid, depend->objid,
-									depend->objsubid),
-					describe_object(depend->refclassid, depend->refobjid,
-									depend->refobjsubid)),
-		   serial ? "Make the column an identity column instead." : NULL);
-}
-
-static List *
-add_member(List *members, Oid class, Oid object)
-{
-	ObjectAddress *member = palloc(sizeof(ObjectAddress));
-
-	ObjectAddressSet(*member, class, object);
-	return lappend(members, member);
-}
-
-static bool
-is_member(List *members, Oid class, Oid object)
-{
-	ListCell   *cell;
-
-	foreach(cell, members)
-	{
-		ObjectAddress *member = lfirst(cell);
-
-		if (member->classId == class && member->objectId == object)
-			return true;
-	}
-	return false;
-}
-
-static int
-compare_members(const ListCell *a, const ListCell *b)
-{
-	Oid			x = ((ObjectAddress *) lfirst(a))->objectId;
-	Oid			y = ((ObjectAddress *) lfirst(b))->objectId;
-
-	return x < y ? -1 : x > y;
-}
-
-/* Does what depends on a member of a table belong to that table? */
-static bool
-belongs(Form_pg_depend depend, Oid relid, List *members)
-{
-	Form_pg_constraint constraint;
-
-	if (depend->deptype == DEPENDENCY_INTERNAL)
-		return true;
-	switch (depend->classid)
-	{
-		case RelationRelationId:
-			/* a generated column, or an index */
-			return depend->objid == relid ||
-				(get_rel_relkind(depend->objid) == RELKIND_INDEX &&
-				 is_member(members, RelationRelationId,
-						   IndexGetRelation(depend->objid, false)));
-		case AttrDefaultRelationId:
-			return relid ==
-				GetAttrDefaultColumnAddress(depend->objid).objectId;
-		case ConstraintRelationId:
-			constraint = ROW(pg_constraint, CONSTROID, depend->objid);
-			return constraint->conrelid == relid &&
-				constraint->confrelid != relid &&
-				constraint->contype != CONSTRAINT_TRIGGER;
-		case StatisticExtRelationId:
-			return relid ==
-				ROW(pg_statistic_ext, STATEXTOID, depend->objid)->stxrelid;
-	}
-	return false;
-}
-
-/*
- * The members of a table, itself among them, in the order of their oids: a
- * list of ObjectAddress.  Errors out if anything else depends on one of them,
- * if one of them belongs to an extension, or the table to a parent.
- */
-static List *
-find_members(Relation rel)
-{
-	Oid			relid = RelationGetRelid(rel);
-	List	   *members = add_member(NIL, RelationRelationId, relid);
-
-	/* the list grows while we go through it */
-	for (int i = 0; i < list_length(members); i++)
-	{
-		ObjectAddress *member = list_nth(members, i);
-		ListCell   *cell;
-
-		foreach(cell, list_rows(DependRelationId, DependDependerIndexId,
-								Anum_pg_depend_classid, member->classId,
-								Anum_pg_depend_objid, member->objectId))
-		{
-			Form_pg_depend depend = lfirst(cell);
-
-			if (depend->refclassid == ExtensionRelationId ||
-				(i == 0 && depend->refclassid == RelationRelationId &&
-				 depend->refobjid != relid))
-				refuse_dependency(rel, depend);
-		}
-		foreach(cell, list_rows(DependRelationId, DependReferenceIndexId,
-								Anum_pg_depend_refclassid, member->classId,
-								Anum_pg_depend_refobjid, member->objectId))
-		{
-			Form_pg_depend depend = lfirst(cell);
-
-			if (is_member(members, depend->classid, depend->objid))
-				continue;
-			if (!belongs(depend, relid, members))
-				refuse_dependency(rel, depend);
-			members = add_member(members, depend->classid, depend->objid);
-		}
-		if (list_rows(SecLabelRelationId, SecLabelObjectIndexId,
-					  Anum_pg_seclabel_objoid, member->objectId,
-					  Anum_pg_seclabel_classoid, member->classId) != NIL)
-			refuse(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
-				   psprintf("There is a security label on %s.",
-							describe_object(member->classId,
-											member->objectId, 0)), NULL);
-	}
-	list_sort(members, compare_members);
-	return members;
-}
-
-/* The members of a table; errors out if it cannot be swapped. */
-static List *
-check_table(Relation rel)
-{
-	Oid			relid = RelationGetRelid(rel);
-	Form_pg_class form = rel->rd_rel;
-	List	   *publications = GetSchemaPublications(form->relnamespace);
-	List	   *subscriptions;
-	ObixRegistryRow row;
-
-	if (obix_registry_find(relid, &row))
-		refuse(rel, ERRCODE_WRONG_OBJECT_TYPE, "It is an outbox.", NULL);
-	if (form->relkind != RELKIND_RELATION)
-		ereport(ERROR,
-				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
-				 errmsg("cannot rebuild relation \"%s\"",
-						RelationGetRelationName(rel)),
-				 errdetail_relkind_not_supported(form->relkind),
-				 errhint("Take it out of the tables of the consumer.")));
-	if (relid < FirstNormalObjectId)
-		refuse(rel, ERRCODE_WRONG_OBJECT_TYPE,
-			   "It is part of the system.", NULL);
-	if (form->relpersistence == RELPERSISTENCE_TEMP)
-		refuse(rel, ERRCODE_WRONG_OBJECT_TYPE,
-			   "It is a temporary table.", NULL);
-	if (form->relrowsecurity || form->relforcerowsecurity)
-		refuse(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
-			   "Row-level security is enabled for it.", NULL);
-	if (publications != NIL)
-		refuse(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
-			   psprintf("Its schema is part of %s.",
-						describe_object(PublicationRelationId,
-										linitial_oid(publications), 0)), NULL);
-	subscriptions = list_rows(SubscriptionRelRelationId,
-							  SubscriptionRelSrrelidSrsubidIndexId,
-							  Anum_pg_subscription_rel_srrelid, relid,
-							  InvalidAttrNumber, InvalidOid);
-	if (subscriptions != NIL)
-	{
-		Form_pg_subscription_rel subscription = linitial(subscriptions);
-
-		refuse(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
-			   psprintf("It is part of %s.",
-						describe_object(SubscriptionRelationId,
-										subscription->srsubid, 0)), NULL);
-	}
-	return find_members(rel);
-}
-
-/* The name of a member, NULL if it has none that its table does not give. */
-static char *
-member_name(const ObjectAddress *member)
-{
-	switch (member->classId)
-	{
-		case RelationRelationId:
-			return get_rel_name(member->objectId);
-		case ConstraintRelationId:
-			return get_constraint_name(member->objectId);
-		case StatisticExtRelationId:
-			return NameStr(ROW(pg_statistic_ext, STATEXTOID,
-							   member->objectId)->stxname);
-	}
-	return NULL;
-}
-
-/*
- * Error out if tables cannot be rebuilt together, for a consumer that belongs
- * to owner.  Locks them against being dropped or altered.
- */
-void
-obix_check_swappable(List *relids, Oid owner)
-{
-	List	   *seen = NIL;
-	List	   *named = NIL;
-	ListCell   *cell;
-
-	foreach(cell, relids)
-	{
-		Oid			relid = lfirst_oid(cell);
-		Relation	rel;
-		ListCell   *m;
-
-		if (list_member_oid(seen, relid))
-			ereport(ERROR,
-					(errcode(ERRCODE_DUPLICATE_TABLE),
-					 errmsg("table \"%s\" is listed more than once",
-							get_rel_name(relid))));
-		seen = lappend_oid(seen, relid);
-		if (get_rel_name(relid) != NULL &&
-			!object_ownercheck(RelationRelationId, relid, owner))
-			ereport(ERROR,
-					(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-					 errmsg("cannot rebuild table \"%s\"",
-							get_rel_name(relid)),
-					 errdetail("Role \"%s\", which owns the consumer, must have the privileges of the owner of the table.",
-							   GetUserNameFromId(owner, false))));
-		rel = try_relation_open(relid, AccessShareLock);
-		if (rel == NULL)
-			ereport(ERROR,
-					(errcode(ERRCODE_UNDEFINED_TABLE),
-					 errmsg("table with OID %u does not exist", relid),
-					 errhint("Set the tables of the consumer with obix.alter_consumer.")));
-
-		foreach(m, check_table(rel))
-		{
-			ObjectAddress *member = lfirst(m);
-			ListCell   *o;
-
-			/* constraints have no names of their own in a schema */
-			if (member_name(member) == NULL ||
-				member->classId == ConstraintRelationId)
-				continue;
-			foreach(o, named)
-			{
-				ObjectAddress *other = lfirst(o);
-
-				if (other->classId == member->classId &&
-					strcmp(member_name(other), member_name(member)) == 0)
-					refuse(rel, ERRCODE_DUPLICATE_OBJECT,
-						   psprintf("%s and %s would meet in the schema of the rebuild.",
-									describe_object(other->classId,
-													other->objectId, 0),
-									describe_object(member->classId,
-													member->objectId, 0)),
-						   "Rename one of them.");
-			}
-			named = lappend(named, member);
-		}
-		relation_close(rel, NoLock);
-	}
-}
+#include "swappable.h"
 
 /* Is this an index of a table?  One that was not finished is none. */
 static bool
@@ -547,14 +211,14 @@ describe_table(Relation rel, List *members)
 		Oid			object = member->objectId;
 
 		if (member->classId == ConstraintRelationId)
-			item = psprintf("constraint %s %s", member_name(member),
+			item = psprintf("constraint %s %s", obix_member_name(member),
 							constraint_text(object));
 		else if (member->classId == StatisticExtRelationId)
-			item = psprintf("statistics %s", member_name(member));
+			item = psprintf("statistics %s", obix_member_name(member));
 		else if (member->classId != RelationRelationId)
 			continue;
 		else if (get_rel_relkind(object) == RELKIND_SEQUENCE)
-			item = psprintf("sequence %s %s", member_name(member),
+			item = psprintf("sequence %s %s", obix_member_name(member),
 							sequence_text(object));
 		else if (is_own_index(object, RelationGetRelid(rel)))
 			item = index_text(object, RelationGetRelid(rel));
@@ -570,7 +234,7 @@ static Oid
 find_twin(const ObjectAddress *member, Oid relid, Oid copy)
 {
 	Oid			shadow = get_rel_namespace(copy);
-	char	   *name = member_name(member);
+	char	   *name = obix_member_name(member);
 
 	switch (member->classId)
 	{
@@ -661,11 +325,11 @@ take_over_relation(Oid from, Oid to)
 		Anum_pg_attribute_attacl, Anum_pg_attribute_attoptions,
 		Anum_pg_attribute_attstattarget
 	};
-	HeapTuple	tuple = copy_row(RELOID, from);
+	HeapTuple	tuple = obix_copy_row(RELOID, from);
 	int			natts = ((Form_pg_class) GETSTRUCT(tuple))->relnatts;
 
 	LockRelationOid(to, AccessExclusiveLock);
-	take_over_values(RelationRelationId, tuple, copy_row(RELOID, to),
+	take_over_values(RelationRelationId, tuple, obix_copy_row(RELOID, to),
 					 class_columns, lengthof(class_columns), to, 0);
 
 	/* there can be privileges on system columns */
@@ -711,8 +375,8 @@ take_over(Oid relid, Oid copy, List *members)
 			take_over_relation(member->objectId, twin);
 		else if (member->classId == StatisticExtRelationId)
 			take_over_values(StatisticExtRelationId,
-							 copy_row(STATEXTOID, member->objectId),
-							 copy_row(STATEXTOID, twin),
+							 obix_copy_row(STATEXTOID, member->objectId),
+							 obix_copy_row(STATEXTOID, twin),
 							 columns, lengthof(columns), InvalidOid, 0);
 	}
 	if (OidIsValid(toast) && OidIsValid(copy_toast))
@@ -797,7 +461,7 @@ copy_table(Oid relid, const char *schema, Oid schema_owner)
 	const char *owner = GetUserNameFromId(form->relowner, false);
 	AttrMap    *map = make_attrmap(desc->natts);
 	int			n = 0;
-	List	   *members = find_members(rel);
+	List	   *members = obix_find_members(rel);
 	ListCell   *cell;
 	ObixIdentity saved;
 
@@ -835,7 +499,7 @@ copy_table(Oid relid, const char *schema, Oid schema_owner)
 				 ROW(pg_constraint, CONSTROID, object)->contype ==
 				 CONSTRAINT_FOREIGN)
 			obix_execute("ALTER TABLE %s ADD CONSTRAINT %s %s", quoted,
-						 quote_identifier(member_name(member)),
+						 quote_identifier(obix_member_name(member)),
 						 constraint_text(object));
 		else if (member->classId != RelationRelationId)
 			continue;
@@ -844,7 +508,7 @@ copy_table(Oid relid, const char *schema, Oid schema_owner)
 		else if (is_own_index(object, relid))
 		{
 			Form_pg_index index = ROW(pg_index, INDEXRELID, object);
-			const char *index_name = quote_identifier(member_name(member));
+			const char *index_name = quote_identifier(obix_member_name(member));
 
 			copy_index(object, schema, name, map);
 			if (index->indisclustered)
@@ -914,10 +578,10 @@ lock_tables(List *relids, List *copies)
 	{
 		ListCell   *c;
 
-		foreach(c, list_rows(ConstraintRelationId,
-							 ConstraintRelidTypidNameIndexId,
-							 Anum_pg_constraint_conrelid, lfirst_oid(cell),
-							 InvalidAttrNumber, InvalidOid))
+		foreach(c, obix_list_rows(ConstraintRelationId,
+								  ConstraintRelidTypidNameIndexId,
+								  Anum_pg_constraint_conrelid, lfirst_oid(cell),
+								  InvalidAttrNumber, InvalidOid))
 		{
 			Form_pg_constraint constraint = lfirst(c);
 
@@ -951,7 +615,7 @@ swap_table(Oid relid, Oid copy, Oid shadow)
 	Relation	rel = table_open(relid, NoLock);
 	Relation	copied = relation_open(copy, NoLock);
 	Oid			schema = RelationGetNamespace(rel);
-	List	   *members = find_members(rel);
+	List	   *members = obix_find_members(rel);
 	char	   *array = array_name(relid);
 	List	   *statistics = NIL;
 	List	   *old;
@@ -964,7 +628,7 @@ swap_table(Oid relid, Oid copy, Oid shadow)
 
 	obix_become_owner(rel, &saved);
 	old = describe_table(rel, members);
-	new = describe_table(copied, check_table(copied));
+	new = describe_table(copied, obix_check_table(copied));
 	old = list_concat(list_difference(old, new), list_difference(new, old));
 	if (old != NIL)
 		ereport(ERROR,
@@ -985,8 +649,8 @@ swap_table(Oid relid, Oid copy, Oid shadow)
 			continue;
 		twin = find_twin(member, relid, copy);
 		statistics = lappend(statistics,
-							 copy_row(STATEXTOID, member->objectId));
-		statistics = lappend(statistics, copy_row(STATEXTOID, twin));
+							 obix_copy_row(STATEXTOID, member->objectId));
+		statistics = lappend(statistics, obix_copy_row(STATEXTOID, twin));
 	}
 	table_close(rel, NoLock);
 	obix_execute("DROP TABLE %s RESTRICT", obix_quote_relation(relid));
