@@ -61,6 +61,19 @@ SELECT 'no event is left in a DEFAULT partition',
 	   (SELECT count(*) FROM demo.events WHERE tableoid IN (SELECT partition FROM obix.partition_status WHERE from_sequence IS NULL))
 	   + (SELECT count(*) FROM demo.late WHERE tableoid IN (SELECT partition FROM obix.partition_status WHERE from_sequence IS NULL))
 UNION ALL
+SELECT 'an application that consumed got each package once, and in order',
+	   (SELECT count(*) FROM demo.package p FULL JOIN demo.fetched f USING (event) WHERE p.n IS NULL OR f.place IS NULL)
+	   + (SELECT count(*) FROM (SELECT sequence <= lag(sequence) OVER (ORDER BY place) AS is_wrong FROM demo.fetched) f WHERE is_wrong)
+UNION ALL
+SELECT 'what handlers counted equals a query over the records',
+	   count(*)
+FROM demo.wrong_sections()
+UNION ALL
+SELECT 'nothing is left for the handlers, and nothing has failed',
+	   count(*)
+FROM obix.consumer_status
+WHERE state <> 'active' OR failed > 0 OR (consumer = 'sections' AND lag_events IS DISTINCT FROM 0)
+UNION ALL
 SELECT 'readers can read up to the head, and have',
 	   count(*)
 FROM obix.outbox_status s

@@ -67,6 +67,19 @@ CREATE UNLOGGED TABLE demo.delivered (
 	PRIMARY KEY (outbox, place)
 );
 
+-- what an application fetched, in this order
+CREATE TABLE demo.fetched (
+	place bigint GENERATED ALWAYS AS IDENTITY,
+	sequence bigint NOT NULL,
+	event uuid PRIMARY KEY
+);
+
+-- what handlers keep: how many packages each section has
+CREATE TABLE demo.section (
+	section text PRIMARY KEY,
+	packages bigint NOT NULL
+);
+
 -- partitions of 10,000 sequences, so that there is something to see
 SELECT obix.create_outbox('demo.events', partition_width => 10000, premake => 3);
 
@@ -142,6 +155,82 @@ BEGIN
 		PERFORM demo.run_job(work);
 		COMMIT;
 	END LOOP;
+END
+$$;
+
+-- An application that consumes: fetch, do something, acknowledge, and that in
+-- one transaction, up to an event of type "end".
+CREATE PROCEDURE demo.follow(consumer text)
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	event obix.event;
+	delivered bigint := 0;
+	turns integer := 0;
+	delay interval;
+BEGIN
+	LOOP
+		CALL obix.wait_for(consumer);
+		event := NULL;
+		FOR event IN SELECT * FROM obix.fetch(consumer, max_events => 500) LOOP
+			EXIT WHEN event.type = 'end';
+			INSERT INTO demo.fetched (sequence, event) VALUES (event.sequence, event.id);
+			delivered := delivered + 1;
+		END LOOP;
+		CONTINUE WHEN event IS NULL;
+		PERFORM obix.ack(consumer, event.sequence);
+		COMMIT;
+		turns := turns + 1;
+		EXIT WHEN event.type = 'end';
+	END LOOP;
+
+	delay := clock_timestamp() - event.recorded_at;
+	RAISE INFO 'An application fetched % of them meanwhile, in % turns; it was done % ms after the last',
+		to_char(delivered, 'FM999,999,999'), turns, round(1000 * extract(epoch FROM delay), 1);
+END
+$$;
+
+-- Handlers.  They name their table without a schema, so that it can be rebuilt.
+CREATE FUNCTION demo.count_package(event obix.event)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	INSERT INTO section VALUES (coalesce(event.payload ->> 'Section', 'none'), 1)
+	ON CONFLICT (section) DO UPDATE SET packages = section.packages + 1;
+END
+$$;
+
+CREATE FUNCTION demo.count_packages(events obix.event[])
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+	INSERT INTO section
+	SELECT coalesce(payload ->> 'Section', 'none'), count(*) FROM unnest(events) GROUP BY 1
+	ON CONFLICT (section) DO UPDATE SET packages = section.packages + excluded.packages;
+END
+$$;
+
+-- Wait until nothing is left for a consumer; returns how many events it had in
+-- a second.
+CREATE FUNCTION demo.await(consumer text)
+RETURNS text
+LANGUAGE plpgsql
+AS $$
+DECLARE
+	began timestamptz := clock_timestamp();
+	status record;
+BEGIN
+	LOOP
+		SELECT * INTO STRICT status FROM obix.consumer_status s WHERE s.consumer = await.consumer;
+		EXIT WHEN status.lag_events = 0;
+		IF status.last_error IS NOT NULL OR clock_timestamp() - began > '1 min' THEN
+			RAISE EXCEPTION 'consumer "%" does not get on: %', consumer, status.last_error;
+		END IF;
+		PERFORM pg_sleep(0.01);
+	END LOOP;
+	RETURN to_char(status.delivered / extract(epoch FROM clock_timestamp() - began), 'FM999,999,999');
 END
 $$;
 
@@ -227,6 +316,20 @@ SELECT outbox, event, note FROM demo.note;
 
 CREATE VIEW demo.placeholder AS
 SELECT outbox, sequence FROM demo.delivered WHERE event = '00000000-0000-0000-0000-000000000000';
+
+-- What is wrong with what handlers keep.  This is no view, since a table that
+-- views depend on cannot be rebuilt.
+CREATE FUNCTION demo.wrong_sections()
+RETURNS TABLE (section text, kept bigint, wanted bigint)
+LANGUAGE sql
+AS $$
+	SELECT section, s.packages, q.packages
+	FROM demo.section s
+		 FULL JOIN (SELECT coalesce(record ->> 'Section', 'none') AS section, count(*) AS packages
+					FROM demo.record
+					GROUP BY 1) q USING (section)
+	WHERE s.packages IS DISTINCT FROM q.packages
+$$;
 
 -- where each job's events are
 CREATE VIEW demo.job_range AS
