@@ -359,6 +359,7 @@ CREATE TABLE obix.consumer_state (
 	state "char" NOT NULL DEFAULT 'a',
 	fetched bigint NOT NULL DEFAULT 0,
 	late boolean NOT NULL DEFAULT false,
+	parked boolean NOT NULL DEFAULT false,
 	one_by_one integer NOT NULL DEFAULT 0,
 	attempts integer NOT NULL DEFAULT 0,
 	attempt_sequence bigint NOT NULL DEFAULT 0,
@@ -381,6 +382,7 @@ COMMENT ON COLUMN obix.consumer_state.scanned IS 'nothing between the cursor and
 COMMENT ON COLUMN obix.consumer_state.state IS 'a: active, s: stopped at an event that failed, p: parked because it cannot be served as it is';
 COMMENT ON COLUMN obix.consumer_state.fetched IS 'with ordering available: the holes up to here are in obix.consumer_late';
 COMMENT ON COLUMN obix.consumer_state.late IS 'whether obix.consumer_late has rows that are not just a view of what lies ahead';
+COMMENT ON COLUMN obix.consumer_state.parked IS 'whether obix.parked_event may have rows';
 COMMENT ON COLUMN obix.consumer_state.one_by_one IS 'events of a batch that failed, or was begun and not finished, which go one by one';
 COMMENT ON COLUMN obix.consumer_state.attempts IS 'attempts at the event attempt_sequence that were begun and not finished';
 COMMENT ON COLUMN obix.consumer_state.attempt_sequence IS 'the event that attempts is about';

@@ -29,6 +29,7 @@
 #include "consumer.h"
 #include "obix.h"
 #include "partition.h"
+#include "rebuild.h"
 #include "registry.h"
 #include "relation.h"
 #include "work.h"
@@ -221,6 +222,7 @@ obix_drop_outbox(PG_FUNCTION_ARGS)
 	bool		force = PG_GETARG_BOOL(1);
 	ObixRelation *known;
 	List	   *consumers;
+	ListCell   *cell;
 
 	obix_check_writable("obix.drop_outbox()");
 	obix_check_owner(relid);
@@ -231,10 +233,11 @@ obix_drop_outbox(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_DEPENDENT_OBJECTS_STILL_EXIST),
 				 errmsg("cannot drop outbox \"%s\" because consumers depend on it",
 						get_rel_name(relid)),
-				 errdetail("There are %d, among them \"%s\".",
-						   list_length(consumers),
+				 errdetail("One of them is \"%s\".",
 						   ((ObixConsumer *) linitial(consumers))->name),
 				 errhint("Drop them first, or use force => true to drop them too.")));
+	foreach(cell, consumers)
+		obix_cancel_rebuild_of(lfirst(cell));
 	obix_execute("DROP TABLE %s %s", obix_quote_relation(relid),
 				 force ? "CASCADE" : "RESTRICT");
 	PG_RETURN_VOID();

@@ -90,6 +90,7 @@ enum
 	Anum_state_state,
 	Anum_state_fetched,
 	Anum_state_late,
+	Anum_state_parked,
 	Anum_state_one_by_one,
 	Anum_state_attempts,
 	Anum_state_attempt_sequence,
@@ -124,6 +125,13 @@ void
 obix_consumer_init(void)
 {
 	CacheRegisterSyscacheCallback(RELOID, forget_relids, (Datum) 0);
+}
+
+/* Transaction callback.  Raises nothing. */
+void
+obix_consumer_end(void)
+{
+	own_id = 0;
 }
 
 static void
@@ -406,6 +414,8 @@ search_state(Relation states, Snapshot snapshot, int32 id, TupleTableSlot *slot)
 		CHECK_FOR_INTERRUPTS();
 		found = is_state_of(slot, id);
 	}
+	if (found)
+		ExecMaterializeSlot(slot);	/* it points into the scan */
 	table_endscan(scan);
 	return found;
 }
@@ -424,6 +434,7 @@ read_state(TupleTableSlot *slot, ObixConsumerState *state)
 	state->state = DatumGetChar(VALUE(state));
 	state->fetched = DatumGetInt64(VALUE(fetched));
 	state->late = DatumGetBool(VALUE(late));
+	state->parked = DatumGetBool(VALUE(parked));
 	state->one_by_one = DatumGetInt32(VALUE(one_by_one));
 	state->attempts = DatumGetInt32(VALUE(attempts));
 	state->attempt_sequence = DatumGetInt64(VALUE(attempt_sequence));
@@ -458,6 +469,7 @@ form_state(TupleDesc desc, const ObixConsumerState *state)
 	SET(state, CharGetDatum(state->state));
 	SET(fetched, Int64GetDatum(state->fetched));
 	SET(late, BoolGetDatum(state->late));
+	SET(parked, BoolGetDatum(state->parked));
 	SET(one_by_one, Int32GetDatum(state->one_by_one));
 	SET(attempts, Int32GetDatum(state->attempts));
 	SET(attempt_sequence, Int64GetDatum(state->attempt_sequence));
@@ -517,7 +529,7 @@ find_state(int32 id, Oid outbox, ObixConsumerState *state, bool to_change)
 		if (!state->own &&
 			!(obix_turn_get_tid(id, &tid) &&
 			  ItemPointerEquals(&tid, &slot->tts_tid)))
-			obix_turn_set_tid(id, outbox, &slot->tts_tid);
+			obix_turn_set_tid(id, &slot->tts_tid);
 	}
 	ExecDropSingleTupleTableSlot(slot);
 	UnregisterSnapshot(snapshot);
@@ -626,6 +638,19 @@ obix_run(const char *sql, int nargs, const Oid *types, Datum *values,
 	return SPI_processed;
 }
 
+/* What was found for a consumer does not hold any more. */
+void
+obix_grow_version(int32 id)
+{
+	static const Oid types[] = {INT4OID};
+	Datum		value = Int32GetDatum(id);
+
+	(void) obix_run("UPDATE obix.consumer"
+					" SET version = version OPERATOR(pg_catalog.+) 1"
+					" WHERE id OPERATOR(pg_catalog.=) $1",
+					1, types, &value, NULL);
+}
+
 void
 obix_end_spi(const ObixIdentity *saved)
 {
@@ -633,20 +658,31 @@ obix_end_spi(const ObixIdentity *saved)
 	obix_become_self(saved);
 }
 
-/* Delete what is known of a consumer, or of its rebuild, but its definition. */
+/*
+ * Delete what is known of a consumer, or of its rebuild, but its definition.
+ *
+ * The state has no key by which it could be replicated, for which reason DELETE
+ * would be refused where a publication has all tables.
+ */
 void
 obix_delete_state(int32 id)
 {
-	static const char *const tables[] = {"consumer_state", "consumer_late", "parked_event"};
+	static const char *const statements[] = {
+		"DELETE FROM obix.consumer_late WHERE id OPERATOR(pg_catalog.=) $1",
+		"DELETE FROM obix.parked_event WHERE id OPERATOR(pg_catalog.=) $1",
+	};
 	static const Oid types[] = {INT4OID};
-	ObixIdentity saved;
+	Relation	states = open_states(RowExclusiveLock);
 	Datum		value = Int32GetDatum(id);
+	ObixConsumerState state;
+	ObixIdentity saved;
 
+	if (obix_find_state(id, InvalidOid, &state))
+		CatalogTupleDelete(states, &state.tid);
+	table_close(states, NoLock);
 	obix_begin_spi(&saved);
-	for (int i = 0; i < lengthof(tables); i++)
-		(void) obix_run(psprintf("DELETE FROM obix.%s WHERE id OPERATOR(pg_catalog.=) $1",
-								 tables[i]),
-						1, types, &value, NULL);
+	for (int i = 0; i < lengthof(statements); i++)
+		(void) obix_run(statements[i], 1, types, &value, NULL);
 	obix_end_spi(&saved);
 }
 
@@ -662,10 +698,15 @@ obix_delete_consumer(const ObixConsumer *consumer)
 	ObixIdentity saved;
 
 	obix_delete_state(consumer->id);
+	obix_delete_state(-consumer->id);
 	obix_begin_spi(&saved);
+	(void) obix_run("DELETE FROM obix.rebuild_state"
+					" WHERE id OPERATOR(pg_catalog.=) $1",
+					1, types, &value, NULL);
 	(void) obix_run("DELETE FROM obix.consumer"
 					" WHERE id OPERATOR(pg_catalog.=) $1",
 					1, types, &value, NULL);
 	obix_end_spi(&saved);
-	obix_xact_touch_consumer(consumer->id);
+	obix_xact_dropped_consumer(consumer->id);
+	obix_xact_dropped_consumer(-consumer->id);
 }

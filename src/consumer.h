@@ -57,6 +57,7 @@ typedef struct ObixConsumerState
 	int64		fetched;		/* holes up to here have been recorded */
 	bool		late;			/* there is more to deliver than what lies
 								 * ahead */
+	bool		parked;			/* there are dead letters */
 	int32		one_by_one;
 	int32		attempts;
 	int64		attempt_sequence;
@@ -82,6 +83,7 @@ typedef struct ObixConsumerState
 #define OBIX_LAST_ERROR_LENGTH	256
 
 extern void obix_consumer_init(void);
+extern void obix_consumer_end(void);
 
 /* definitions */
 extern Oid	obix_consumer_relid(void);
@@ -105,6 +107,7 @@ extern void obix_set_last_error(ObixConsumerState *state, const char *error);
 extern void obix_begin_spi(ObixIdentity *saved);
 extern uint64 obix_run(const char *sql, int nargs, const Oid *types,
 					   Datum *values, const bool *isnull);
+extern void obix_grow_version(int32 id);
 extern void obix_end_spi(const ObixIdentity *saved);
 
 extern void obix_delete_state(int32 id);

@@ -209,22 +209,14 @@ check_position(Relation parent, ObixRelation *known, bool isnull, int64 after)
 				 errhint("The position before the first event is 0.")));
 	obix_get_position(obix_attach(parent, known), RelationGetRelid(parent),
 					  known->id, &position);
-	obix_check_not_beyond(parent, NULL, after, position.head);
-	return after;
-}
-
-/* Have shared memory know a consumer, or say that there is no room. */
-static void
-add_turn(int32 id, Oid outbox, bool handled, bool available)
-{
-	if (!obix_turn_add(id, outbox, handled, available) && handled)
+	if (after > position.head)
 		ereport(ERROR,
-				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-				 errmsg("too many consumers are in use"),
-				 errdetail("Shared memory has room for %d consumers in all databases together.",
-						   obix_max_consumers),
-				 errhint("Raise obix.max_consumers and restart the server.")));
-	obix_xact_touch_consumer(id);
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("position %lld is beyond the head of outbox \"%s\"",
+						(long long) after, RelationGetRelationName(parent)),
+				 errdetail("The highest sequence allocated is %lld.",
+						   (long long) position.head)));
+	return after;
 }
 
 /*
@@ -311,9 +303,9 @@ obix_create_consumer(PG_FUNCTION_ARGS)
 										   SPI_tuptable->tupdesc, 1, &isnull));
 	obix_end_spi(&saved);
 	obix_add_state(&state);
-	add_turn(state.id, RelationGetRelid(parent),
-			 !definition.isnull[HANDLER] || !definition.isnull[BATCH_HANDLER],
-			 available);
+	if (!definition.isnull[HANDLER] || !definition.isnull[BATCH_HANDLER])
+		obix_turn_require(state.id, RelationGetRelid(parent), true, available);
+	obix_xact_created_consumer(state.id);
 	table_close(parent, NoLock);
 	PG_RETURN_VOID();
 }
@@ -403,6 +395,19 @@ check_new_owner(Oid owner)
 	check_can_set_role(GetUserId(), owner);
 }
 
+/* What it was parked for may have been mended: under the mutex. */
+static void
+unpark(const ObixConsumer *consumer)
+{
+	ObixConsumerState state;
+
+	obix_get_state(consumer, &state);
+	if (state.state != OBIX_CONSUMER_PARKED)
+		return;
+	state.state = OBIX_CONSUMER_ACTIVE;
+	obix_set_state(&state);
+}
+
 static void
 try_search_path(char *value)
 {
@@ -437,6 +442,7 @@ obix_alter_consumer(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("consumer must not be null")));
 	obix_open_consumer(text_to_cstring(PG_GETARG_TEXT_PP(0)), &consumer);
+	obix_lock_consumer(consumer.id);
 	read_definition(consumer.id, &definition);
 	for (int i = 0; i < lengthof(arguments); i++)
 	{
@@ -447,6 +453,13 @@ obix_alter_consumer(PG_FUNCTION_ARGS)
 	}
 	if (!PG_ARGISNULL(lengthof(arguments)))
 		clear_settings(&definition, PG_GETARG_ARRAYTYPE_P(lengthof(arguments)));
+	if ((!PG_ARGISNULL(14) || !PG_ARGISNULL(11) || definition.isnull[TABLES]) &&
+		obix_is_being_rebuilt(consumer.id))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_IN_USE),
+				 errmsg("cannot change owner or tables of consumer \"%s\" while it is rebuilt",
+						consumer.name),
+				 errhint("Finish it with obix.rebuild, or give it up with obix.cancel_rebuild.")));
 	if (!PG_ARGISNULL(14))
 		check_new_owner(PG_GETARG_OID(14));
 	if (!PG_ARGISNULL(13))
@@ -483,7 +496,7 @@ obix_alter_consumer(PG_FUNCTION_ARGS)
 					" WHERE id OPERATOR(pg_catalog.=) $1",
 					ALTERABLE, column_types, definition.values, definition.isnull);
 	obix_end_spi(&saved);
-
+	unpark(&consumer);
 	obix_xact_touch_consumer(consumer.id);
 	PG_RETURN_VOID();
 }
@@ -546,10 +559,8 @@ obix_resume(PG_FUNCTION_ARGS)
 
 	obix_check_writable("obix.resume()");
 	obix_open_consumer(text_to_cstring(PG_GETARG_TEXT_PP(0)), &consumer);
-	if (consumer.paused)
-		set_paused(&consumer, false);
-	obix_get_state(&consumer, &state);
-	if (state.state != OBIX_CONSUMER_ACTIVE || state.attempts > 0)
+	if (!obix_find_state(consumer.id, consumer.outbox, &state) ||
+		state.state != OBIX_CONSUMER_ACTIVE || state.attempts > 0)
 	{
 		obix_lock_consumer(consumer.id);
 		obix_get_state(&consumer, &state);
@@ -558,6 +569,8 @@ obix_resume(PG_FUNCTION_ARGS)
 		state.retry_at = 0;
 		obix_set_state(&state);
 	}
+	if (consumer.paused)
+		set_paused(&consumer, false);
 	obix_xact_touch_consumer(consumer.id);
 	PG_RETURN_VOID();
 }
@@ -607,9 +620,11 @@ obix_seek(PG_FUNCTION_ARGS)
 					" WHERE id OPERATOR(pg_catalog.=) $1"
 					" AND sequence OPERATOR(pg_catalog.>) $2",
 					2, types, values, NULL);
+	obix_grow_version(consumer.id);
 	state.late = obix_run("SELECT FROM obix.consumer_late"
 						  " WHERE id OPERATOR(pg_catalog.=) $1 LIMIT 1",
 						  1, types, values, NULL) > 0;
+	state.parked = obix_has_dead_letters(consumer.id);
 	obix_end_spi(&saved);
 	obix_set_state(&state);
 	obix_xact_touch_consumer(consumer.id);

@@ -60,8 +60,7 @@
  */
 #define SCAN_STEP			1000
 
-/* Late ranges to look at in one delivery, and pieces to break one into */
-#define MAX_RANGES			1000
+/* Pieces to break a late range into, at most */
 #define MAX_PIECES			1000
 
 /* A range of obix.consumer_late */
@@ -110,7 +109,10 @@ spi_value(uint64 row, int column, bool *isnull)
 						 isnull);
 }
 
-/* Read which dead letters lie ahead, and which keys are held back. */
+/*
+ * Read which dead letters lie ahead, and which keys are held back; the latter
+ * only to deliver.
+ */
 static void
 read_dead_letters(ObixDelivery *delivery)
 {
@@ -122,6 +124,8 @@ read_dead_letters(ObixDelivery *delivery)
 	ObixIdentity saved;
 	bool		isnull;
 
+	if (!delivery->state->parked)
+		return;
 	obix_begin_spi(&saved);
 	(void) obix_run("SELECT sequence FROM obix.parked_event"
 					" WHERE id OPERATOR(pg_catalog.=) $1"
@@ -134,7 +138,7 @@ read_dead_letters(ObixDelivery *delivery)
 	for (uint64 i = 0; i < SPI_processed; i++)
 		delivery->parked[i] = DatumGetInt64(spi_value(i, 1, &isnull));
 
-	if (delivery->consumer->hold_key)
+	if (delivery->consumer->hold_key && !delivery->counting)
 	{
 		(void) obix_run("SELECT DISTINCT key FROM obix.parked_event"
 						" WHERE id OPERATOR(pg_catalog.=) $1"
@@ -290,8 +294,6 @@ obix_begin_delivery(ObixDelivery *delivery, const ObixConsumer *consumer,
 	reader->snapshot = RegisterSnapshot(IsolationUsesXactSnapshot() ?
 										GetTransactionSnapshot() :
 										GetLatestSnapshot());
-	if (state->dead_lettered > 0)
-		read_dead_letters(delivery);
 }
 
 /* Locks are kept, as far as they are not released by the caller. */
@@ -666,7 +668,6 @@ deliver_late(ObixDelivery *delivery)
 	TupleTableSlot *slot = MakeSingleTupleTableSlot(obix_event_desc(),
 													&TTSOpsVirtual);
 	bool		changed = false;
-	int			looked = 0;
 	ListCell   *cell;
 	ObixIdentity saved;
 
@@ -678,7 +679,7 @@ deliver_late(ObixDelivery *delivery)
 
 		CHECK_FOR_INTERRUPTS();
 		if (reader->events >= reader->max_events ||
-			reader->bytes >= reader->max_bytes || looked++ == MAX_RANGES)
+			reader->bytes >= reader->max_bytes)
 			break;
 		if (is_in_progress(range->holder))
 			continue;
@@ -712,8 +713,7 @@ deliver_late(ObixDelivery *delivery)
 		obix_begin_spi(&saved);
 		state->late = has_late(delivery);
 		obix_end_spi(&saved);
-		if (!state->late)
-			obix_set_state(state);
+		obix_set_state(state);
 	}
 }
 
@@ -823,6 +823,7 @@ void
 obix_deliver_next(ObixDelivery *delivery)
 {
 	delivery->late = false;
+	read_dead_letters(delivery);
 	if (delivery->state->late)
 		deliver_late(delivery);
 	if (delivery->reader.events > 0)
@@ -890,6 +891,8 @@ acknowledge_late(ObixDelivery *delivery, int64 sequence)
 		}
 	}
 	state->late = has_late(delivery);
+	if (state->parked && !state->late)
+		state->parked = obix_has_dead_letters(delivery->consumer->id);
 	obix_end_spi(&saved);
 	if (count == 0)
 		return;					/* it has been acknowledged before */
@@ -985,6 +988,7 @@ count_ahead(ObixDelivery *delivery, int64 sequence, TimestampTz *last_at)
 	reader->max_bytes = PG_INT64_MAX;
 	reader->store = NULL;
 	delivery->counting = true;
+	read_dead_letters(delivery);
 	if (delivery->consumer->available)
 	{
 		count_available(delivery, sequence);
@@ -1010,15 +1014,37 @@ count_ahead(ObixDelivery *delivery, int64 sequence, TimestampTz *last_at)
 }
 
 /*
+ * The cursor moves to a sequence: if that lies within holes that were recorded
+ * ahead, those above it are still ahead, and will be recorded anew.
+ */
+static bool
+cut_range(ObixDelivery *delivery, int64 start, int64 sequence)
+{
+	static const Oid types[] = {INT4OID, INT8OID, INT8OID};
+	Datum		values[] = {
+		Int32GetDatum(delivery->consumer->id), Int64GetDatum(start),
+		Int64GetDatum(sequence)
+	};
+
+	return obix_run("UPDATE obix.consumer_late SET to_sequence = $3"
+					" WHERE id OPERATOR(pg_catalog.=) $1"
+					" AND from_sequence OPERATOR(pg_catalog.>) $2"
+					" AND from_sequence OPERATOR(pg_catalog.<=) $3"
+					" AND to_sequence OPERATOR(pg_catalog.>) $3",
+					3, types, values, NULL) > 0;
+}
+
+/*
  * Acknowledge what was delivered, up to and including a sequence.
  */
 void
 obix_acknowledge(ObixDelivery *delivery, int64 sequence)
 {
 	ObixConsumerState *state = delivery->state;
+	int64		start = obix_delivery_start(state);
 	TimestampTz last_at;
 
-	if (sequence <= state->position)
+	if (sequence <= start)
 	{
 		if (state->late)
 			acknowledge_late(delivery, sequence);
@@ -1036,6 +1062,8 @@ obix_acknowledge(ObixDelivery *delivery, int64 sequence)
 		ObixIdentity saved;
 
 		obix_begin_spi(&saved);
+		if (cut_range(delivery, start, sequence))
+			state->fetched = sequence;
 		state->late = has_late(delivery);
 		obix_end_spi(&saved);
 	}
@@ -1137,9 +1165,9 @@ report_not_delivered(ObixDelivery *delivery, int64 sequence)
 			 errhint("Report failures of events that were fetched and not acknowledged.")));
 }
 
-/* Is an event behind the cursor handed out and not acknowledged? */
+/* Is a sequence behind the cursor still to be acknowledged? */
 static bool
-is_handed_out(ObixDelivery *delivery, int64 sequence)
+is_late(ObixDelivery *delivery, int64 sequence)
 {
 	Datum		values[] = {
 		Int32GetDatum(delivery->consumer->id), Int64GetDatum(sequence)
@@ -1147,7 +1175,6 @@ is_handed_out(ObixDelivery *delivery, int64 sequence)
 
 	return obix_run("SELECT FROM obix.consumer_late"
 					" WHERE id OPERATOR(pg_catalog.=) $1"
-					" AND handed_out"
 					" AND $2 OPERATOR(pg_catalog.>=) from_sequence"
 					" AND $2 OPERATOR(pg_catalog.<=) to_sequence",
 					2, id_sequence_types, values, NULL) > 0;
@@ -1209,6 +1236,7 @@ obix_fail_event(ObixDelivery *delivery, int64 sequence, const char *error)
 			obix_end_spi(&saved);
 		}
 		state->dead_lettered++;
+		state->parked = true;
 		state->attempts = 0;
 
 		/* it was the next, so nothing is left before it */
@@ -1235,6 +1263,8 @@ obix_check_handed_out(ObixDelivery *delivery, int64 sequence)
 {
 	ObixConsumerState *state = delivery->state;
 	ObixReader *reader = &delivery->reader;
+	TupleTableSlot *slot = MakeSingleTupleTableSlot(obix_event_desc(),
+													&TTSOpsVirtual);
 	bool		handed_out = false;
 
 	if (sequence <= obix_delivery_start(state))
@@ -1244,8 +1274,9 @@ obix_check_handed_out(ObixDelivery *delivery, int64 sequence)
 		if (state->late)
 		{
 			obix_begin_spi(&saved);
-			handed_out = is_handed_out(delivery, sequence);
+			handed_out = is_late(delivery, sequence);
 			obix_end_spi(&saved);
+			handed_out = handed_out && load_event(delivery, sequence, slot);
 		}
 	}
 	else
@@ -1266,6 +1297,7 @@ obix_check_handed_out(ObixDelivery *delivery, int64 sequence)
 							   (long long) reader->first),
 					 errhint("Acknowledge what has been dealt with first.")));
 	}
+	ExecDropSingleTupleTableSlot(slot);
 	if (!handed_out)
 		report_not_delivered(delivery, sequence);
 }
@@ -1311,6 +1343,17 @@ release_followers(const ObixConsumer *consumer, ObixConsumerState *state,
 					" AND sequence OPERATOR(pg_catalog.=) ANY (SELECT sequence FROM followers)"
 					" AND sequence OPERATOR(pg_catalog.>) $3",
 					3, types, values, NULL);
+}
+
+/* Are there rows of a consumer in obix.parked_event? */
+bool
+obix_has_dead_letters(int32 id)
+{
+	Datum		value = Int32GetDatum(id);
+
+	return obix_run("SELECT FROM obix.parked_event"
+					" WHERE id OPERATOR(pg_catalog.=) $1 LIMIT 1",
+					1, id_sequence_types, &value, NULL) > 0;
 }
 
 /* Is a dead letter there, and in which state? */
@@ -1375,14 +1418,11 @@ obix_release_dead_letter(const ObixConsumer *consumer, ObixConsumerState *state,
 						" AND sequence OPERATOR(pg_catalog.<=) $2",
 						2, id_sequence_types, values, NULL);
 
-		/* what was found before does not hold any more */
-		(void) obix_run("UPDATE obix.consumer"
-						" SET version = version OPERATOR(pg_catalog.+) 1"
-						" WHERE id OPERATOR(pg_catalog.=) $1",
-						1, id_sequence_types, values, NULL);
+		obix_grow_version(consumer->id);
 		if (state->attempt_sequence == sequence)
 			state->attempts = 0;
 		state->late = true;
+		state->parked = obix_has_dead_letters(consumer->id);
 		obix_set_state(state);
 	}
 	obix_end_spi(&saved);

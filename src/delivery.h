@@ -66,6 +66,7 @@ extern bool obix_may_try(const ObixConsumerState *state, TimestampTz now);
 extern int64 obix_count_late(const ObixConsumerState *state);
 extern int64 obix_delivery_start(const ObixConsumerState *state);
 extern void obix_check_handed_out(ObixDelivery *delivery, int64 sequence);
+extern bool obix_has_dead_letters(int32 id);
 extern const char *obix_release_dead_letter(const ObixConsumer *consumer,
 											ObixConsumerState *state,
 											int64 sequence, bool requeue);

@@ -62,6 +62,12 @@
 /* Until a consumer whose mutex somebody holds is looked at again */
 #define BUSY_MS				20
 
+/* Between attempts to swap tables that somebody has locked */
+#define SWAP_MS				1000
+
+/* At least so long between looks at a consumer that is parked */
+#define PARKED_MS			1000
+
 /* The same where obix is disabled in the database */
 #define DISABLED_MS			60000
 
@@ -85,6 +91,7 @@ typedef struct ObixStep
 	ObixFunctions functions;
 	bool		gate_open;		/* it was asked in this turn */
 	bool		locked;			/* we hold the mutex for the session */
+	LOCKTAG		mutex;
 	ObixOutcome outcome;
 	TimestampTz due_at;
 
@@ -98,6 +105,7 @@ typedef struct ObixStep
 
 	/* of a rebuild */
 	bool		live_claimed;	/* nobody else serves the live consumer */
+	bool		used_live;		/* its handlers have used a live table */
 
 	/* why a part failed */
 	const char *error;
@@ -121,26 +129,21 @@ step_later(ObixStep *step, double ms)
 static bool
 lock_for_session(ObixStep *step)
 {
-	LOCKTAG		tag;
-
-	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, obix_consumer_relid(), (Oid) step->id,
-					   OBIX_MUTEX_CONSUMER);
-	step->locked = LockAcquire(&tag, ExclusiveLock, true, true) != LOCKACQUIRE_NOT_AVAIL;
+	if (!step->locked)
+	{
+		SET_LOCKTAG_OBJECT(step->mutex, MyDatabaseId, obix_consumer_relid(),
+						   (Oid) step->id, OBIX_MUTEX_CONSUMER);
+		step->locked = LockAcquire(&step->mutex, ExclusiveLock, true,
+								   true) != LOCKACQUIRE_NOT_AVAIL;
+	}
 	return step->locked;
 }
 
 static void
 unlock_for_session(ObixStep *step)
 {
-	LOCKTAG		tag;
-
-	if (!step->locked)
-		return;
-	StartTransactionCommand();
-	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, obix_consumer_relid(), (Oid) step->id,
-					   OBIX_MUTEX_CONSUMER);
-	(void) LockRelease(&tag, ExclusiveLock, true);
-	CommitTransactionCommand();
+	if (step->locked)
+		(void) LockRelease(&step->mutex, ExclusiveLock, true);
 	step->locked = false;
 }
 
@@ -161,19 +164,29 @@ why_not_served(ObixStep *step)
 	return NULL;
 }
 
+/* Mark a consumer as one that is not to be served before due_at. */
+static void
+mark_parked(ObixStep *step, ObixConsumerState *state, const char *why)
+{
+	step_later(step, Max(step->consumer.max_backoff, PARKED_MS));
+	state->state = OBIX_CONSUMER_PARKED;
+	state->attempted_at = GetCurrentTimestamp();
+	state->retry_at = step->due_at;
+	obix_set_last_error(state, why);
+	obix_set_state(state);
+}
+
 /* Record that a consumer cannot be served, unless that is known. */
 static void
 park(ObixStep *step, ObixConsumerState *state, const char *why)
 {
 	ObixConsumer *consumer = &step->consumer;
 
-	step_later(step, consumer->max_backoff);
+	step_later(step, Max(consumer->max_backoff, PARKED_MS));
 	if (state->state == OBIX_CONSUMER_PARKED && state->last_error != NULL &&
 		strncmp(state->last_error, why, OBIX_LAST_ERROR_LENGTH - 4) == 0)
 		return;
-	state->state = OBIX_CONSUMER_PARKED;
-	obix_set_last_error(state, why);
-	obix_set_state(state);
+	mark_parked(step, state, why);
 	ereport(LOG,
 			(errmsg("consumer \"%s\" is parked: %s", consumer->name, why),
 			 errhint("It is looked at again later, or at once by obix.resume.")));
@@ -190,15 +203,16 @@ prepare(ObixStep *step)
 	ObixDelivery delivery = {0};
 	ObixReader *reader = &delivery.reader;
 	const char *why;
+	TimestampTz now;
 
-	if (!obix_get_consumer(step->id, consumer))
-	{
-		step->outcome = OUTCOME_GONE;
-		return;
-	}
 	if (!lock_for_session(step))
 	{
 		step_later(step, BUSY_MS);
+		return;
+	}
+	if (!obix_get_consumer(step->id, consumer))
+	{
+		step->outcome = OUTCOME_GONE;
 		return;
 	}
 	step->outcome = OUTCOME_NEVER;
@@ -206,7 +220,10 @@ prepare(ObixStep *step)
 		!obix_find_state(step->id, consumer->outbox, &state) ||
 		state.state == OBIX_CONSUMER_STOPPED)
 		return;
-	if (!obix_may_try(&state, GetCurrentTimestamp()))
+	now = GetCurrentTimestamp();
+	if (!obix_may_try(&state, now) ||
+		(state.state == OBIX_CONSUMER_PARKED && state.retry_at > now &&
+		 state.attempted_at <= now))
 	{
 		step->outcome = OUTCOME_LATER;
 		step->due_at = state.retry_at;
@@ -220,6 +237,9 @@ prepare(ObixStep *step)
 	}
 	if (OidIsValid(step->functions.gate) && !step->gate_open)
 	{
+		/* in case that it ends the process, or the server */
+		if (!obix_turn_gate_proved(step->id))
+			mark_parked(step, &state, "the process ended while the gate was asked");
 		step->outcome = OUTCOME_GATE;
 		return;
 	}
@@ -292,7 +312,11 @@ handle(ObixStep *step)
 	obix_call_handlers(&step->consumer, &step->functions, step->events,
 					   step->desc, step->count);
 	if (step->id < 0)
+	{
+		step->used_live = true;
 		obix_check_rebuild(&step->consumer);
+		step->used_live = false;
+	}
 }
 
 /* The handlers failed: decide what becomes of the event, if it was one. */
@@ -354,6 +378,20 @@ ask_gate(ObixStep *step)
 	step->gate_open = obix_ask_gate(&step->consumer, step->functions.gate);
 }
 
+/* The gate has answered for the first time. */
+static void
+note_answer(ObixStep *step)
+{
+	ObixConsumerState state;
+
+	obix_get_state(&step->consumer, &state);
+	state.state = OBIX_CONSUMER_ACTIVE;
+	state.retry_at = 0;
+	state.last_error = NULL;
+	obix_set_state(&state);
+	obix_turn_prove_gate(step->id);
+}
+
 static void
 park_for_error(ObixStep *step)
 {
@@ -380,9 +418,10 @@ hand_over(ObixStep *step)
 		step->live_claimed;
 
 	if (!obix_turn_claim_one(-step->id))
-		ereport(ERROR,
-				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
-				 errmsg("consumer \"%s\" is being served", step->consumer.name)));
+	{
+		step_later(step, BUSY_MS);
+		return;
+	}
 	step->live_claimed = true;
 	step->outcome = obix_hand_over(&step->consumer, nothing_left) ?
 		OUTCOME_GONE : OUTCOME_DONE;
@@ -425,6 +464,7 @@ run_part(ObixStep *step, void (*part) (ObixStep *step))
 
 	GetUserIdAndSecContext(&userid, &sec_context);
 	MemoryContextSwitchTo(step_context);
+	obix_forget_timeouts();
 	PG_TRY();
 	{
 		SetCurrentStatementStartTimestamp();
@@ -466,8 +506,18 @@ cannot_serve(ObixStep *step)
 {
 	const char *error = step->error;
 
-	if (run_part(step, park_for_error))
-		return;
+	/* nothing is wrong with the consumer itself */
+	switch (ERRCODE_TO_CATEGORY(step->sqlerrcode))
+	{
+		case MAKE_SQLSTATE('4', '0', '0', '0', '0'):	/* rollback */
+		case MAKE_SQLSTATE('5', '3', '0', '0', '0'):	/* resources */
+		case MAKE_SQLSTATE('5', '7', '0', '0', '0'):	/* intervention */
+		case MAKE_SQLSTATE('5', '8', '0', '0', '0'):	/* system */
+			break;
+		default:
+			if (run_part(step, park_for_error))
+				return;
+	}
 	ereport(LOG,
 			(errmsg("consumer %d cannot be served: %s", step->id, error)));
 	step_later(step, GATE_MS);
@@ -481,7 +531,8 @@ run_step(ObixStep *step)
 		cannot_serve(step);
 	if (step->outcome == OUTCOME_GATE)
 	{
-		if (!run_part(step, ask_gate))
+		if (!run_part(step, ask_gate) ||
+			(!obix_turn_gate_proved(step->id) && !run_part(step, note_answer)))
 			cannot_serve(step);
 		else if (!step->gate_open)
 			step_later(step, GATE_MS);
@@ -495,7 +546,8 @@ run_step(ObixStep *step)
 										step->consumer.batch_handler ?
 										step->consumer.batch_handler :
 										step->consumer.handler));
-		if (!run_part(step, handle) && !run_part(step, give_up))
+		if (!run_part(step, handle) &&
+			!run_part(step, step->used_live ? stop_for_error : give_up))
 			step_later(step, GATE_MS);
 		pgstat_report_activity(STATE_IDLE, NULL);
 	}
@@ -505,16 +557,14 @@ run_step(ObixStep *step)
 		if (!step->live_claimed)
 			(void) run_part(step, analyze);
 		if (!run_part(step, hand_over) &&
-			!(obix_is_busy(step->sqlerrcode) ?
-			  (step_later(step, BUSY_MS), true) :
-			  run_part(step, stop_for_error)))
-			step_later(step, GATE_MS);
+			(obix_is_busy(step->sqlerrcode) || !run_part(step, stop_for_error)))
+			step_later(step, SWAP_MS);
 	}
 	return step->outcome;
 }
 
-/* Serve a consumer that we have claimed. */
-static void
+/* Serve a consumer that we have claimed.  Returns whether handlers were called. */
+static bool
 serve_consumer(ObixClaim *claim)
 {
 	TimestampTz begun = GetCurrentTimestamp();
@@ -522,6 +572,7 @@ serve_consumer(ObixClaim *claim)
 	TimestampTz due_at = 0;
 	bool		gate_open = false;
 	bool		live_claimed = false;
+	bool		worked = false;
 	ObixOutcome outcome;
 
 	do
@@ -542,6 +593,7 @@ serve_consumer(ObixClaim *claim)
 		outcome = run_step(step);
 		gate_open = step->gate_open;
 		live_claimed = step->live_claimed;
+		worked |= step->count > 0;
 		unlock_for_session(step);
 		if (step->events != NULL)
 			tuplestore_end(step->events);
@@ -557,19 +609,20 @@ serve_consumer(ObixClaim *claim)
 	obix_clean_session();
 	if (live_claimed)
 		obix_turn_unclaim(-claim->id);
-	if (outcome == OUTCOME_GONE)
-		obix_turn_forget(MyDatabaseId, InvalidOid, claim->id);
-	else
-		obix_turn_end(claim, outcome == OUTCOME_NEVER ? OBIX_SEEN_ALL : seen,
-					  due_at);
+
+	/* one that is not there may just be being created, or dropped */
+	obix_turn_end(claim, outcome == OUTCOME_NEVER || outcome == OUTCOME_GONE ?
+				  OBIX_SEEN_ALL : seen, due_at);
+	return worked;
 }
 
 /*
  * Serve the consumer whose turn it is.  Returns false if there is none: due_at
- * is when there will be one without anything happening, 0 for never.
+ * is when there will be one without anything happening, 0 for never.  worked is
+ * set if handlers were called.
  */
 static bool
-serve_next(TimestampTz *due_at)
+serve_next(TimestampTz *due_at, bool *worked)
 {
 	ObixClaim	claim;
 
@@ -583,7 +636,7 @@ serve_next(TimestampTz *due_at)
 	if (claim.more)
 		obix_wake_dispatcher(MyDatabaseId);
 	if (obix_enabled)
-		serve_consumer(&claim);
+		*worked |= serve_consumer(&claim);
 	else
 		obix_turn_end(&claim, 0,
 					  TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
@@ -603,6 +656,7 @@ void
 obix_dispatcher_main(Datum arg)
 {
 	TimestampTz last_busy = 0;
+	bool		worked = false;
 
 	obix_begin_worker(arg);
 	before_shmem_exit(end_turns, (Datum) 0);
@@ -620,12 +674,14 @@ obix_dispatcher_main(Datum arg)
 		obix_worker_interrupts();
 		if (obix_dispatch_workers == 0)
 			break;
-		if (serve_next(&due_at))
-		{
-			last_busy = GetCurrentTimestamp();
+		if (serve_next(&due_at, &worked))
 			continue;
-		}
 		now = GetCurrentTimestamp();
+		if (worked)
+			last_busy = now;
+		worked = false;
+
+		/* who is only to ask gates need not stay in between */
 		leave_at = TimestampTzPlusMilliseconds(last_busy, obix_worker_linger);
 		if (now >= leave_at)
 			break;

@@ -30,10 +30,12 @@
 #include "delivery.h"
 #include "read.h"
 #include "turn.h"
-#include "xact.h"
 
 /* How often to look while shared memory cannot tell */
 #define UNSURE_POLL_MS		1000
+
+/* The same while somebody else fetches */
+#define BUSY_POLL_MS		100
 
 PG_FUNCTION_INFO_V1(obix_fetch);
 PG_FUNCTION_INFO_V1(obix_ack);
@@ -42,18 +44,6 @@ PG_FUNCTION_INFO_V1(obix_acquire);
 PG_FUNCTION_INFO_V1(obix_renew);
 PG_FUNCTION_INFO_V1(obix_release_lease);
 PG_FUNCTION_INFO_V1(obix_wait_for);
-
-static void
-check_not_null(FunctionCallInfo fcinfo, const char *const *names, int count)
-{
-	for (int i = 0; i < count; i++)
-	{
-		if (names[i] != NULL && PG_ARGISNULL(i))
-			ereport(ERROR,
-					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-					 errmsg("%s must not be null", names[i])));
-	}
-}
 
 /* Find the consumer in the first argument, which must be one without handlers. */
 static void
@@ -137,7 +127,7 @@ obix_fetch(PG_FUNCTION_ARGS)
 	uint32		touched;
 	int64		tide;
 
-	check_not_null(fcinfo, names, lengthof(names));
+	obix_check_not_null(fcinfo, names, lengthof(names));
 	delivery.reader.max_events = PG_GETARG_INT32(1);
 	delivery.reader.max_bytes = PG_GETARG_INT64(2);
 	obix_check_page(delivery.reader.max_events, delivery.reader.max_bytes);
@@ -149,6 +139,8 @@ obix_fetch(PG_FUNCTION_ARGS)
 	else if (!obix_try_lock_consumer(consumer.id))
 		return (Datum) 0;
 
+	/* what it wants may have been altered while we waited */
+	obix_open_consumer(consumer.name, &consumer);
 	tide = obix_turn_tide(consumer.id, &touched);
 	obix_get_state(&consumer, &state);
 	before = state.tid;
@@ -158,7 +150,7 @@ obix_fetch(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("consumer \"%s\" has stopped at event %lld",
 						consumer.name, (long long) state.attempt_sequence),
-				 errdetail("It failed %d times, the last time with: %s",
+				 errdetail("The last of %d attempts at it failed: %s",
 						   state.attempts,
 						   state.last_error ? state.last_error : "?"),
 				 errhint("Call obix.resume to try again, or obix.seek to go on elsewhere.")));
@@ -169,7 +161,8 @@ obix_fetch(PG_FUNCTION_ARGS)
 		obix_begin_delivery(&delivery, &consumer, &state, "obix.fetch");
 		obix_deliver_next(&delivery);
 		obix_end_delivery(&delivery);
-		if (delivery.reader.events == 0 && !IsolationUsesXactSnapshot())
+		if (delivery.reader.events == 0 && !IsolationUsesXactSnapshot() &&
+			!delivery.unsure)
 			obix_turn_idle(consumer.id, touched, tide);
 	}
 
@@ -192,6 +185,7 @@ begin_answer(FunctionCallInfo fcinfo, const char *function, int token,
 				 errmsg("sequence must not be negative")));
 	get_consumer(fcinfo, function, consumer);
 	obix_lock_consumer(consumer->id);
+	obix_open_consumer(consumer->name, consumer);
 	obix_get_state(consumer, state);
 	check_token(fcinfo, token, consumer, state);
 	delivery->reader.desc = obix_event_desc();
@@ -209,7 +203,7 @@ obix_ack(PG_FUNCTION_ARGS)
 	ObixConsumerState state;
 	ObixDelivery delivery = {0};
 
-	check_not_null(fcinfo, names, lengthof(names));
+	obix_check_not_null(fcinfo, names, lengthof(names));
 	begin_answer(fcinfo, "obix.ack()", 2, &consumer, &state, &delivery);
 	obix_acknowledge(&delivery, PG_GETARG_INT64(1));
 	obix_end_delivery(&delivery);
@@ -228,7 +222,7 @@ obix_fail(PG_FUNCTION_ARGS)
 	ObixDelivery delivery = {0};
 	int64		sequence;
 
-	check_not_null(fcinfo, names, lengthof(names));
+	obix_check_not_null(fcinfo, names, lengthof(names));
 	sequence = PG_GETARG_INT64(1);
 	begin_answer(fcinfo, "obix.fail()", 3, &consumer, &state, &delivery);
 	obix_check_handed_out(&delivery, sequence);
@@ -236,7 +230,6 @@ obix_fail(PG_FUNCTION_ARGS)
 	(void) obix_fail_event(&delivery, sequence,
 						   text_to_cstring(PG_GETARG_TEXT_PP(2)));
 	obix_end_delivery(&delivery);
-	obix_xact_touch_consumer(consumer.id);
 	PG_RETURN_VOID();
 }
 
@@ -268,7 +261,10 @@ obix_acquire(PG_FUNCTION_ARGS)
 		PG_RETURN_NULL();		/* somebody fetches in a transaction */
 	obix_get_state(&consumer, &state);
 	if (is_leased(&state))
+	{
+		unlock_consumer(consumer.id);	/* the holder needs it */
 		PG_RETURN_NULL();
+	}
 	state.token++;
 	state.lease_until = until;
 	obix_set_state(&state);
@@ -289,7 +285,6 @@ set_lease(FunctionCallInfo fcinfo, const char *function, TimestampTz until)
 		check_token(fcinfo, 1, &consumer, &state);
 	state.lease_until = until;
 	obix_set_state(&state);
-	obix_xact_touch_consumer(consumer.id);
 }
 
 /*
@@ -324,7 +319,6 @@ how_long(ObixConsumer *consumer, ObixOutbox *shared, int32 outbox_id,
 	TimestampTz now = GetCurrentTimestamp();
 	ObixConsumerState state;
 	ObixPosition position;
-	bool		idle;
 
 	if (!obix_get_position(shared, consumer->outbox, outbox_id, &position))
 		return 0;				/* dropped: fetching says so */
@@ -340,8 +334,16 @@ how_long(ObixConsumer *consumer, ObixOutbox *shared, int32 outbox_id,
 		return 0;
 	if (!obix_may_try(&state, now))
 		return Min(left, TimestampDifferenceMilliseconds(now, state.retry_at) + 1);
-	idle = known && obix_turn_is_idle(consumer->id);
-	return idle ? left : 0;
+	if (!known)
+		return Min(left, UNSURE_POLL_MS);
+	if (obix_turn_is_idle(consumer->id))
+		return left;
+
+	/* somebody fetches for it in a transaction: there would be nothing */
+	if (!obix_try_lock_consumer(consumer->id))
+		return Min(left, BUSY_POLL_MS);
+	unlock_consumer(consumer->id);
+	return 0;
 }
 
 /*
@@ -364,16 +366,16 @@ obix_wait_for(PG_FUNCTION_ARGS)
 	bool		in_turns;
 	bool		dropped = false;
 
-	check_not_null(fcinfo, names, lengthof(names));
+	obix_check_not_null(fcinfo, names, lengthof(names));
 	end = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
 									  obix_get_timeout(PG_GETARG_INTERVAL_P(1)));
 	get_consumer(fcinfo, "obix.wait_for", &consumer);
-	in_turns = obix_turn_add(consumer.id, consumer.outbox, false,
-							 consumer.available);
 	parent = obix_open_for_reading(consumer.outbox, "obix.wait_for", &known);
 	shared = obix_attach(parent, known);
 	outbox_id = known->id;
 	table_close(parent, AccessShareLock);
+	in_turns = obix_turn_add(consumer.id, consumer.outbox, false,
+							 consumer.available);
 
 	for (;;)
 	{

@@ -38,7 +38,6 @@
 #include "executor/tuptable.h"
 #include "fmgr.h"
 #include "miscadmin.h"
-#include "nodes/makefuncs.h"
 #include "parser/parse_func.h"
 #include "storage/latch.h"
 #include "storage/lock.h"
@@ -236,6 +235,13 @@ obix_stop_timeout(void)
 	QueryCancelPending = false;
 }
 
+/* What comes now has not timed out. */
+void
+obix_forget_timeouts(void)
+{
+	timeouts = 0;
+}
+
 /* Did the last call, which failed, last too long? */
 bool
 obix_handler_timed_out(void)
@@ -276,11 +282,7 @@ enter_stage(const ObixConsumer *consumer)
 static void
 leave_stage(int nestlevel)
 {
-	ConstraintsSetStmt *immediate = makeNode(ConstraintsSetStmt);
-
-	immediate->constraints = NIL;	/* all */
-	immediate->deferred = false;
-	AfterTriggerSetState(immediate);
+	AfterTriggerFireDeferred();
 	PortalHashTableDeleteAll();
 
 	disable_timeout(timer, false);
@@ -389,15 +391,16 @@ obix_clean_session(void)
 	Oid			temp_namespace;
 	Oid			temp_toast;
 
+	StartTransactionCommand();
 	LockReleaseSession(USER_LOCKMETHOD);
 	DropAllPreparedStatements();
+	ResetAllOptions();
 	GetTempNamespaceState(&temp_namespace, &temp_toast);
 	if (OidIsValid(temp_namespace))
 	{
-		StartTransactionCommand();
 		PushActiveSnapshot(GetTransactionSnapshot());
 		ResetTempTableNamespace();
 		PopActiveSnapshot();
-		CommitTransactionCommand();
 	}
+	CommitTransactionCommand();
 }

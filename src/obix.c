@@ -15,6 +15,7 @@
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "storage/ipc.h"
+#include "tcop/utility.h"
 #include "utils/guc.h"
 
 #include "consumer.h"
@@ -46,6 +47,7 @@ bool		obix_enabled = true;
 
 static shmem_request_hook_type next_shmem_request_hook = NULL;
 static shmem_startup_hook_type next_shmem_startup_hook = NULL;
+static ProcessUtility_hook_type next_process_utility = NULL;
 
 static void
 request_shmem(void)
@@ -72,14 +74,17 @@ end_transaction(XactEvent event, void *arg)
 {
 	switch (event)
 	{
-		case XACT_EVENT_PRE_COMMIT:
 		case XACT_EVENT_PRE_PREPARE:
+			obix_xact_check_prepare();
+			/* FALLTHROUGH */
+		case XACT_EVENT_PRE_COMMIT:
 			obix_publish_flush();
 			break;
 		case XACT_EVENT_COMMIT:
 		case XACT_EVENT_PREPARE:
 		case XACT_EVENT_ABORT:
 			obix_publish_end();
+			obix_consumer_end();
 			obix_xact_end(event);
 			break;
 		case XACT_EVENT_PARALLEL_PRE_COMMIT:
@@ -100,6 +105,31 @@ end_subtransaction(SubXactEvent event, SubTransactionId mine,
 		obix_publish_end_sub(event, level);
 		obix_xact_end_sub(event, level);
 	}
+}
+
+/*
+ * ProcessUtility_hook: see who ends a prepared transaction.
+ */
+static void
+process_utility(PlannedStmt *statement, const char *source, bool read_only,
+				ProcessUtilityContext context, ParamListInfo params,
+				QueryEnvironment *environment, DestReceiver *receiver,
+				QueryCompletion *completion)
+{
+	if (IsA(statement->utilityStmt, TransactionStmt))
+	{
+		TransactionStmtKind kind = ((TransactionStmt *) statement->utilityStmt)->kind;
+
+		if (kind == TRANS_STMT_COMMIT_PREPARED ||
+			kind == TRANS_STMT_ROLLBACK_PREPARED)
+			obix_xact_ends_prepared();
+	}
+	if (next_process_utility)
+		next_process_utility(statement, source, read_only, context, params,
+							 environment, receiver, completion);
+	else
+		standard_ProcessUtility(statement, source, read_only, context, params,
+								environment, receiver, completion);
 }
 
 static void
@@ -198,6 +228,8 @@ _PG_init(void)
 	next_shmem_startup_hook = shmem_startup_hook;
 	shmem_startup_hook = startup_shmem;
 
+	next_process_utility = ProcessUtility_hook;
+	ProcessUtility_hook = process_utility;
 	RegisterXactCallback(end_transaction, NULL);
 	RegisterSubXactCallback(end_subtransaction, NULL);
 	obix_registry_init();

@@ -506,6 +506,22 @@ obix_release(ObixOutbox *outbox, bool leaves_hole, bool prepared, int64 last)
 	tell(outbox, moved, walk);
 }
 
+/*
+ * A prepared transaction that may have rows here may have ended.  Raises
+ * nothing: runs in the transaction callback.
+ */
+void
+obix_decided(ObixOutbox *outbox)
+{
+	bool		concerned;
+
+	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
+	concerned = count_move(outbox, false);
+	LWLockRelease(outbox->lock);
+
+	tell(outbox, concerned, true);
+}
+
 /* A reader met a hole at or below the frontier that nobody can fill. */
 void
 obix_suspect(ObixOutbox *outbox, int64 sequence)
@@ -577,7 +593,9 @@ obix_end_walk(ObixOutbox *outbox, int64 next, int64 undecided)
 	walk = wants_walk(outbox);
 	set_undecided(outbox, undecided);
 	walk |= wants_walk(outbox);
-	moved = count_move(outbox, high_water_mark_of(outbox) > before);
+	moved = high_water_mark_of(outbox) > before;
+	if (moved)
+		(void) count_move(outbox, true);
 	LWLockRelease(outbox->lock);
 
 	tell(outbox, moved, walk);

@@ -159,6 +159,7 @@ extern int64 obix_allocate(ObixOutbox *outbox, int64 count);
 extern void obix_accept(ObixOutbox *outbox, int64 sequence);
 extern void obix_release(ObixOutbox *outbox, bool leaves_hole, bool prepared,
 						 int64 last);
+extern void obix_decided(ObixOutbox *outbox);
 extern void obix_suspect(ObixOutbox *outbox, int64 sequence);
 extern void obix_begin_walk(ObixOutbox *outbox, int64 *from, int64 *to,
 							bool *allocates);

@@ -47,6 +47,20 @@ PG_FUNCTION_INFO_V1(obix_read);
 PG_FUNCTION_INFO_V1(obix_wait);
 PG_FUNCTION_INFO_V1(obix_high_water_mark);
 
+/* Error out on arguments that are null; names has NULL for those that may be. */
+void
+obix_check_not_null(FunctionCallInfo fcinfo, const char *const *names,
+					int count)
+{
+	for (int i = 0; i < count; i++)
+	{
+		if (names[i] != NULL && PG_ARGISNULL(i))
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("%s must not be null", names[i])));
+	}
+}
+
 /* Open an outbox for a user who may read all of it. */
 Relation
 obix_open_for_reading(Oid relid, const char *function, ObixRelation **known)
@@ -356,21 +370,14 @@ obix_read_on(ObixReader *reader)
 Datum
 obix_read(PG_FUNCTION_ARGS)
 {
+	static const char *const names[] = {"outbox", NULL, "max_events", "max_bytes"};
 	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
 	ObixReader	reader = {0};
 	ObixPosition position;
 	Oid			relid;
 	int64		after;
 
-	for (int i = 0; i < 4; i++)
-	{
-		static const char *const names[] = {"outbox", NULL, "max_events", "max_bytes"};
-
-		if (names[i] != NULL && PG_ARGISNULL(i))
-			ereport(ERROR,
-					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-					 errmsg("%s must not be null", names[i])));
-	}
+	obix_check_not_null(fcinfo, names, lengthof(names));
 	relid = PG_GETARG_OID(0);
 	after = PG_ARGISNULL(1) ? -1 : PG_GETARG_INT64(1);
 	reader.max_events = PG_GETARG_INT32(2);
@@ -597,13 +604,7 @@ obix_wait(PG_FUNCTION_ARGS)
 	int32		id;
 	bool		dropped = false;
 
-	for (int i = 0; i < lengthof(names); i++)
-	{
-		if (PG_ARGISNULL(i))
-			ereport(ERROR,
-					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-					 errmsg("%s must not be null", names[i])));
-	}
+	obix_check_not_null(fcinfo, names, lengthof(names));
 	relid = PG_GETARG_OID(0);
 	after = PG_GETARG_INT64(1);
 	timeout = obix_get_timeout(PG_GETARG_INTERVAL_P(2));

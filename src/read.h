@@ -12,6 +12,7 @@
 
 #include "datatype/timestamp.h"
 #include "executor/tuptable.h"
+#include "fmgr.h"
 #include "utils/snapshot.h"
 #include "utils/tuplestore.h"
 
@@ -41,6 +42,8 @@ typedef struct ObixReader
 	TimestampTz last_at;		/* recorded_at of the last */
 } ObixReader;
 
+extern void obix_check_not_null(FunctionCallInfo fcinfo,
+								const char *const *names, int count);
 extern Relation obix_open_for_reading(Oid relid, const char *function,
 									  ObixRelation **known);
 extern int64 obix_resolved(Oid relid);

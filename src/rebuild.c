@@ -223,13 +223,7 @@ check_rebuildable(const ObixConsumer *consumer)
 static void
 add_rebuild_turn(const ObixConsumer *consumer)
 {
-	if (!obix_turn_add(-consumer->id, consumer->outbox, true, consumer->available))
-		ereport(ERROR,
-				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-				 errmsg("too many consumers are in use"),
-				 errdetail("Shared memory has room for %d consumers in all databases together.",
-						   obix_max_consumers),
-				 errhint("Raise obix.max_consumers and restart the server.")));
+	obix_turn_require(-consumer->id, consumer->outbox, true, consumer->available);
 	obix_turn_extend(-consumer->id,
 					 TimestampTzPlusMilliseconds(GetCurrentTimestamp(), EXTEND_MS));
 }
@@ -311,7 +305,10 @@ obix_begin_rebuild(PG_FUNCTION_ARGS)
 	if (find_rebuild(consumer.id, &schema, &before))
 		resume_rebuild(&consumer, skip_errors);
 	else
+	{
 		begin_rebuild(&consumer, skip_errors);
+		obix_xact_created_consumer(-consumer.id);
+	}
 	add_rebuild_turn(&consumer);
 	obix_xact_touch_consumer(-consumer.id);
 	PG_RETURN_VOID();
@@ -349,6 +346,15 @@ obix_continue_rebuild(PG_FUNCTION_ARGS)
 	PG_RETURN_BOOL(true);
 }
 
+bool
+obix_is_being_rebuilt(int32 id)
+{
+	NameData	schema;
+	bool		skip_errors;
+
+	return find_rebuild(id, &schema, &skip_errors);
+}
+
 /* Give up the rebuild of a consumer, if there is one. */
 void
 obix_cancel_rebuild_of(const ObixConsumer *consumer)
@@ -368,7 +374,7 @@ obix_cancel_rebuild_of(const ObixConsumer *consumer)
 					1, id_types, &value, NULL);
 	obix_end_spi(&saved);
 	obix_drop_shadow(NameStr(schema));
-	obix_xact_touch_consumer(-consumer->id);
+	obix_xact_dropped_consumer(-consumer->id);
 }
 
 /*
@@ -432,8 +438,6 @@ take_over(const ObixConsumer *rebuild, List *relids)
 		" WHERE id OPERATOR(pg_catalog.=) (OPERATOR(pg_catalog.-) $1)",
 		"UPDATE obix.parked_event SET id = $1"
 		" WHERE id OPERATOR(pg_catalog.=) (OPERATOR(pg_catalog.-) $1)",
-		"DELETE FROM obix.consumer_state"
-		" WHERE id OPERATOR(pg_catalog.=) (OPERATOR(pg_catalog.-) $1)",
 		"DELETE FROM obix.rebuild_state WHERE id OPERATOR(pg_catalog.=) $1",
 		"UPDATE obix.consumer SET tables = $2,"
 		" version = version OPERATOR(pg_catalog.+) 1"
@@ -456,6 +460,7 @@ take_over(const ObixConsumer *rebuild, List *relids)
 		(void) obix_run(statements[i],
 						i == lengthof(statements) - 1 ? 2 : 1, types, values, NULL);
 	obix_end_spi(&saved);
+	obix_delete_state(rebuild->id);
 }
 
 /*
@@ -498,11 +503,13 @@ obix_hand_over(const ObixConsumer *rebuild, bool nothing_left)
 	live.state = OBIX_CONSUMER_ACTIVE;
 	live.one_by_one = 0;
 	live.attempts = 0;
+	live.parked = done.parked;
 	live.dead_lettered += done.dead_lettered;
 	live.failed += done.failed;
 	live.last_event_at = done.last_event_at;
 	obix_set_state(&live);
 	take_over(rebuild, relids);
 	obix_xact_touch_consumer(id);
+	obix_xact_dropped_consumer(-id);
 	return true;
 }

@@ -124,6 +124,19 @@ obix_turn_add(int32 id, Oid outbox, bool handled, bool available)
 	return turn != NULL;
 }
 
+/* The same for those who cannot do without: errors out if there is no room. */
+void
+obix_turn_require(int32 id, Oid outbox, bool handled, bool available)
+{
+	if (!obix_turn_add(id, outbox, handled, available))
+		ereport(ERROR,
+				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+				 errmsg("too many consumers are in use"),
+				 errdetail("Shared memory has room for %d consumers in all databases together.",
+						   obix_max_consumers),
+				 errhint("Raise obix.max_consumers and restart the server.")));
+}
+
 /*
  * Free the entries of a database, or of one outbox, or of one consumer of it.
  * Raises nothing: runs at commit.
@@ -197,6 +210,32 @@ obix_turn_extend(int32 id, TimestampTz until)
 	LWLockRelease(obix_shared->turn_lock);
 	if (wake)
 		obix_wake_dispatcher(MyDatabaseId);
+}
+
+/* Has the gate of a consumer ever answered since the server was started? */
+bool
+obix_turn_gate_proved(int32 id)
+{
+	ObixTurn   *turn;
+	bool		proved;
+
+	LWLockAcquire(obix_shared->turn_lock, LW_SHARED);
+	turn = find_turn(MyDatabaseId, id);
+	proved = turn != NULL && turn->gate_proved;
+	LWLockRelease(obix_shared->turn_lock);
+	return proved;
+}
+
+void
+obix_turn_prove_gate(int32 id)
+{
+	ObixTurn   *turn;
+
+	LWLockAcquire(obix_shared->turn_lock, LW_EXCLUSIVE);
+	turn = find_turn(MyDatabaseId, id);
+	if (turn != NULL)
+		turn->gate_proved = true;
+	LWLockRelease(obix_shared->turn_lock);
 }
 
 /* May a consumer that is being served be served further? */
@@ -499,14 +538,14 @@ obix_turn_get_tid(int32 id, ItemPointer tid)
 	return ItemPointerIsValid(tid);
 }
 
-/* Without room for the entry, this is not remembered. */
+/* Without an entry, this is not remembered. */
 void
-obix_turn_set_tid(int32 id, Oid outbox, ItemPointer tid)
+obix_turn_set_tid(int32 id, ItemPointer tid)
 {
 	ObixTurn   *turn;
 
 	LWLockAcquire(obix_shared->turn_lock, LW_EXCLUSIVE);
-	turn = make_turn(id, outbox);
+	turn = find_turn(MyDatabaseId, id);
 	if (turn != NULL)
 		turn->tid = *tid;
 	LWLockRelease(obix_shared->turn_lock);

@@ -53,6 +53,7 @@ typedef struct ObixTurn
 	TimestampTz until;			/* nor after this, 0: no limit */
 	TimestampTz served_at;		/* when it was served last */
 
+	bool		gate_proved;	/* its gate has been asked, and has answered */
 	ItemPointerData tid;		/* a place in the update chain of its state */
 	ObixFound	found;
 } ObixTurn;
@@ -70,8 +71,12 @@ extern Size obix_turn_shmem_size(void);
 extern void obix_turn_shmem_init(void *space);
 
 extern bool obix_turn_add(int32 id, Oid outbox, bool handled, bool available);
+extern void obix_turn_require(int32 id, Oid outbox, bool handled,
+							  bool available);
 extern void obix_turn_forget(Oid database, Oid outbox, int32 id);
 extern void obix_turn_touch(Oid database, int32 id);
+extern bool obix_turn_gate_proved(int32 id);
+extern void obix_turn_prove_gate(int32 id);
 extern bool obix_turn_may_go_on(int32 id);
 extern void obix_turn_extend(int32 id, TimestampTz until);
 
@@ -88,7 +93,7 @@ extern void obix_turn_idle(int32 id, uint32 touched, int64 tide);
 extern bool obix_turn_is_idle(int32 id);
 
 extern bool obix_turn_get_tid(int32 id, ItemPointer tid);
-extern void obix_turn_set_tid(int32 id, Oid outbox, ItemPointer tid);
+extern void obix_turn_set_tid(int32 id, ItemPointer tid);
 extern bool obix_turn_get_found(int32 id, ObixFound *found);
 extern void obix_turn_set_found(int32 id, const ObixFound *found);
 

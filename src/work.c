@@ -58,25 +58,9 @@ obix_request_work(ObixOutbox *outbox, uint32 work)
 	LWLockRelease(obix_shared->worker_lock);
 }
 
-/* Does an outbox of this database wait for a prepared transaction? */
-bool
-obix_has_undecided(void)
-{
-	if (likely(pg_atomic_read_u32(&obix_shared->undecided) == 0))
-		return false;
-	for (int i = 0; i < obix_max_outboxes; i++)
-	{
-		ObixOutbox *outbox = obix_nth_outbox(i);
-
-		if (outbox->database == MyDatabaseId && outbox->undecided != 0)
-			return true;
-	}
-	return false;
-}
-
 /*
- * A transaction of this database ended that may have been COMMIT PREPARED or
- * ROLLBACK PREPARED: have the outboxes looked at that wait for one.
+ * A prepared transaction of this database may have ended: have the outboxes
+ * looked at that wait for one.
  */
 void
 obix_request_undecided(void)
@@ -89,7 +73,7 @@ obix_request_undecided(void)
 		ObixOutbox *outbox = obix_nth_outbox(i);
 
 		if (outbox->database == MyDatabaseId && outbox->undecided != 0)
-			obix_request_work(outbox, OBIX_WORK_FILL);
+			obix_decided(outbox);
 	}
 }
 

@@ -19,7 +19,6 @@
 #define OBIX_WORK_NOTIFY	0x08	/* events were committed */
 
 extern void obix_request_work(ObixOutbox *outbox, uint32 work);
-extern bool obix_has_undecided(void);
 extern void obix_request_undecided(void);
 extern uint32 obix_due_work(ObixOutbox *outbox, TimestampTz now, Oid *database,
 							Oid *relation, TimestampTz *retry_at);

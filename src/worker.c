@@ -46,9 +46,6 @@
 #include "worker.h"
 #include "xact.h"
 
-/* Between looks for the end of a prepared transaction */
-#define WAVE_MS				10
-
 /* With obix.notify on, the worker stays as long as DROP DATABASE bears */
 #define NOTIFY_LINGER_MS	4000
 
@@ -175,13 +172,7 @@ task_consumers(Oid relid)
 
 		if (consumer->handler == NULL && consumer->batch_handler == NULL)
 			continue;
-		if (!obix_turn_add(consumer->id, relid, true, consumer->available))
-			ereport(ERROR,
-					(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-					 errmsg("too many consumers are in use"),
-					 errdetail("Shared memory has room for %d consumers in all databases together.",
-							   obix_max_consumers),
-					 errhint("Raise obix.max_consumers and restart the server.")));
+		obix_turn_require(consumer->id, relid, true, consumer->available);
 		obix_xact_touch_consumer(consumer->id);
 	}
 }
@@ -484,10 +475,6 @@ obix_worker_main(Datum arg)
 		if (serve_outboxes(&retry_at))
 		{
 			last_busy = GetCurrentTimestamp();
-
-			/* while one is pending, every transaction may have been its end */
-			if (obix_has_undecided())
-				obix_worker_sleep(WAVE_MS, 0);
 			continue;
 		}
 

@@ -16,6 +16,7 @@
 #include "postgres.h"
 
 #include "miscadmin.h"
+#include "replication/logicalworker.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
@@ -70,11 +71,14 @@ typedef struct ObixFate
 	bool		dropped;		/* else created */
 } ObixFate;
 
-/* A consumer about which something was changed here */
+/* A consumer about which something was changed here, see turn.h */
 typedef struct ObixTouch
 {
 	struct ObixTouch *next;
 	int32		id;
+	int			level;			/* nesting level */
+	bool		created;		/* its entry goes if this is rolled back */
+	bool		dropped;		/* its entry goes if this is committed */
 } ObixTouch;
 
 bool		obix_in_worker = false;
@@ -83,6 +87,7 @@ static ObixXact *xacts = NULL;
 static ObixFate *fates = NULL;
 static ObixTouch *touches = NULL;
 static int32 rebuild = 0;		/* waited for here, see turn.h */
+static bool ends_prepared = false;
 
 static ObixXact *
 find_xact(Oid relid)
@@ -298,16 +303,57 @@ obix_xact_walked(ObixXact *xact, int64 next, int64 undecided)
 	xact->undecided = undecided;
 }
 
+static ObixTouch *
+add_touch(int32 id)
+{
+	ObixTouch  *touch = MemoryContextAllocZero(TopTransactionContext,
+											   sizeof(ObixTouch));
+
+	touch->id = id;
+	touch->level = GetCurrentTransactionNestLevel();
+	touch->next = touches;
+	touches = touch;
+	return touch;
+}
+
 /* When this transaction has ended, have a consumer looked at. */
 void
 obix_xact_touch_consumer(int32 id)
 {
-	ObixTouch  *touch = MemoryContextAlloc(TopTransactionContext,
-										   sizeof(ObixTouch));
+	(void) add_touch(id);
+}
 
-	touch->id = id;
-	touch->next = touches;
-	touches = touch;
+/* A consumer, or a rebuild, is being created, and has its entry already. */
+void
+obix_xact_created_consumer(int32 id)
+{
+	add_touch(id)->created = true;
+}
+
+/* A consumer, or a rebuild, is being dropped. */
+void
+obix_xact_dropped_consumer(int32 id)
+{
+	add_touch(id)->dropped = true;
+}
+
+/* Nobody would be told at COMMIT PREPARED. */
+void
+obix_xact_check_prepare(void)
+{
+	if (touches != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("cannot PREPARE a transaction that has changed a consumer"),
+				 errdetail("It has created, altered, moved or dropped one, or let one go on."),
+				 errhint("Do that in a transaction of its own; obix.fetch, obix.ack and obix.fail can be prepared.")));
+}
+
+/* This transaction may end a prepared one. */
+void
+obix_xact_ends_prepared(void)
+{
+	ends_prepared = true;
 }
 
 /* Should this transaction fail, a rebuild is not to go on. */
@@ -402,20 +448,26 @@ obix_xact_end(XactEvent event)
 	fates = NULL;
 
 	for (ObixTouch *touch = touches; touch != NULL; touch = touch->next)
-		obix_turn_touch(MyDatabaseId, touch->id);
+	{
+		if (commit ? touch->dropped : touch->created)
+			obix_turn_forget(MyDatabaseId, InvalidOid, touch->id);
+		else
+			obix_turn_touch(MyDatabaseId, touch->id);
+	}
 	touches = NULL;
 	if (rebuild != 0 && event == XACT_EVENT_ABORT)
 		obix_turn_extend(rebuild, DT_NOBEGIN);
 	rebuild = 0;
 
 	/*
-	 * A transaction without an xid may have ended a prepared one: that one's
-	 * own end calls no callback.  It may also have failed after that.  The
-	 * worker's own transactions have not.
+	 * The end of a prepared transaction calls no callback of its own.  It may
+	 * have come even if this transaction failed after that.  Logical
+	 * replication ends prepared ones without a statement.
 	 */
-	if (!prepare && !obix_in_worker &&
-		!TransactionIdIsValid(GetTopTransactionIdIfAny()))
+	if (ends_prepared ||
+		(IsLogicalWorker() && !TransactionIdIsValid(GetTopTransactionIdIfAny())))
 		obix_request_undecided();
+	ends_prepared = false;
 }
 
 /* Subtransaction callback at the end of nesting level level. */
@@ -441,6 +493,19 @@ obix_xact_end_sub(SubXactEvent event, int level)
 				xact->walk_level = 0;
 				obix_request_work(xact->outbox, OBIX_WORK_FILL);
 			}
+		}
+	}
+
+	for (ObixTouch *touch = touches; touch != NULL; touch = touch->next)
+	{
+		if (touch->level < level)
+			continue;
+		touch->level = level - 1;
+		if (abort)
+		{
+			if (touch->created)
+				obix_turn_forget(MyDatabaseId, InvalidOid, touch->id);
+			touch->created = touch->dropped = false;
 		}
 	}
 

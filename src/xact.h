@@ -30,6 +30,10 @@ extern void obix_xact_may_leave_hole(Oid relid);
 extern void obix_xact_walked(ObixXact *xact, int64 next, int64 undecided);
 
 extern void obix_xact_touch_consumer(int32 id);
+extern void obix_xact_created_consumer(int32 id);
+extern void obix_xact_dropped_consumer(int32 id);
+extern void obix_xact_ends_prepared(void);
+extern void obix_xact_check_prepare(void);
 extern void obix_xact_wait_for_rebuild(int32 id);
 extern void obix_xact_created(Oid relid);
 extern void obix_xact_dropped(Oid database, Oid relid);
