@@ -106,6 +106,9 @@ enum
 	Natts_state = Anum_state_last_error
 };
 
+/* The arguments of many statements: a consumer and a sequence */
+const Oid	obix_id_sequence_types[2] = {INT4OID, INT8OID};
+
 static Oid	consumer_relid = InvalidOid;
 static Oid	state_relid = InvalidOid;
 
@@ -636,6 +639,14 @@ obix_run(const char *sql, int nargs, const Oid *types, Datum *values,
 	if (result < 0)
 		elog(ERROR, "SPI_execute failed: %s", SPI_result_code_string(result));
 	return SPI_processed;
+}
+
+/* A value of the rows that a statement has returned. */
+Datum
+obix_spi_value(uint64 row, int column, bool *isnull)
+{
+	return SPI_getbinval(SPI_tuptable->vals[row], SPI_tuptable->tupdesc, column,
+						 isnull);
 }
 
 /* What was found for a consumer does not hold any more. */

@@ -104,9 +104,12 @@ extern void obix_add_state(ObixConsumerState *state);
 extern void obix_set_last_error(ObixConsumerState *state, const char *error);
 
 /* SQL on the tables of consumers, as their owner */
+extern const Oid obix_id_sequence_types[2];
+
 extern void obix_begin_spi(ObixIdentity *saved);
 extern uint64 obix_run(const char *sql, int nargs, const Oid *types,
 					   Datum *values, const bool *isnull);
+extern Datum obix_spi_value(uint64 row, int column, bool *isnull);
 extern void obix_grow_version(int32 id);
 extern void obix_end_spi(const ObixIdentity *saved);
 

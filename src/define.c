@@ -30,6 +30,7 @@
 #include "consumer.h"
 #include "delivery.h"
 #include "handler.h"
+#include "parked.h"
 #include "obix.h"
 #include "read.h"
 #include "rebuild.h"

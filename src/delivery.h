@@ -14,6 +14,12 @@
 #include "read.h"
 
 /*
+ * So many sequences that are not for a consumer are looked at again rather than
+ * its state be written.
+ */
+#define OBIX_SCAN_STEP		1000
+
+/*
  * One delivery to a consumer.  The caller holds the mutex of the consumer and
  * a lock on the outbox.
  */
@@ -63,10 +69,8 @@ extern void obix_count_attempt(const ObixConsumer *consumer,
 extern ObixVerdict obix_fail_event(ObixDelivery *delivery, int64 sequence,
 								   const char *error);
 extern bool obix_may_try(const ObixConsumerState *state, TimestampTz now);
-extern int64 obix_count_late(const ObixConsumerState *state);
 extern int64 obix_delivery_start(const ObixConsumerState *state);
 extern void obix_check_handed_out(ObixDelivery *delivery, int64 sequence);
-extern bool obix_has_dead_letters(int32 id);
 extern const char *obix_release_dead_letter(const ObixConsumer *consumer,
 											ObixConsumerState *state,
 											int64 sequence, bool requeue);

@@ -24,6 +24,7 @@
 #include "compat.h"
 #include "consumer.h"
 #include "delivery.h"
+#include "late.h"
 #include "partition.h"
 #include "read.h"
 #include "relation.h"

@@ -1,0 +1,223 @@
+/*-------------------------------------------------------------------------
+ *
+ * parked.c
+ *	  Events that were given up, or are held back: the table obix.parked_event.
+ *
+ * A row is a copy of its event, since the outbox may not keep that for as long.
+ *
+ * Copyright (c) 2026, the obix authors
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
+#include "utils/builtins.h"
+#include "utils/datum.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+#include "parked.h"
+
+static int
+compare_sequences(const void *a, const void *b)
+{
+	int64		x = *(const int64 *) a;
+	int64		y = *(const int64 *) b;
+
+	return x < y ? -1 : x > y;
+}
+
+static int
+compare_keys(const void *a, const void *b)
+{
+	return strcmp(*(char *const *) a, *(char *const *) b);
+}
+
+/*
+ * Read which dead letters lie ahead, and which keys are held back; the latter
+ * only to deliver.
+ */
+void
+obix_read_dead_letters(ObixDelivery *delivery)
+{
+	MemoryContext context = CurrentMemoryContext;
+	Datum		values[] = {
+		Int32GetDatum(delivery->consumer->id),
+		Int64GetDatum(obix_delivery_start(delivery->state))
+	};
+	ObixIdentity saved;
+	bool		isnull;
+
+	if (!delivery->state->parked)
+		return;
+	obix_begin_spi(&saved);
+	(void) obix_run("SELECT sequence FROM obix.parked_event"
+					" WHERE id OPERATOR(pg_catalog.=) $1"
+					" AND sequence OPERATOR(pg_catalog.>) $2"
+					" ORDER BY sequence",
+					2, obix_id_sequence_types, values, NULL);
+	delivery->nparked = (int) SPI_processed;
+	delivery->parked = MemoryContextAllocHuge(context,
+											  (SPI_processed + 1) * sizeof(int64));
+	for (uint64 i = 0; i < SPI_processed; i++)
+		delivery->parked[i] = DatumGetInt64(obix_spi_value(i, 1, &isnull));
+
+	if (delivery->consumer->hold_key && !delivery->counting)
+	{
+		(void) obix_run("SELECT DISTINCT key FROM obix.parked_event"
+						" WHERE id OPERATOR(pg_catalog.=) $1"
+						" AND state OPERATOR(pg_catalog.=) ANY (ARRAY['failed', 'held'])"
+						" AND key IS NOT NULL",
+						1, obix_id_sequence_types, values, NULL);
+		delivery->nheld = (int) SPI_processed;
+		delivery->held = MemoryContextAllocHuge(context,
+												(SPI_processed + 1) * sizeof(char *));
+		for (uint64 i = 0; i < SPI_processed; i++)
+			delivery->held[i] =
+				MemoryContextStrdup(context,
+									TextDatumGetCString(obix_spi_value(i, 1, &isnull)));
+		qsort(delivery->held, delivery->nheld, sizeof(char *), compare_keys);
+	}
+	obix_end_spi(&saved);
+}
+
+/* Is an event that lies ahead a dead letter? */
+bool
+obix_is_parked(const ObixDelivery *delivery, int64 sequence)
+{
+	return delivery->nparked > 0 &&
+		bsearch(&sequence, delivery->parked, delivery->nparked, sizeof(int64),
+				compare_sequences) != NULL;
+}
+
+/* Is a key one behind a dead letter? */
+bool
+obix_is_held(const ObixDelivery *delivery, const char *key)
+{
+	return delivery->nheld > 0 &&
+		bsearch(&key, delivery->held, delivery->nheld, sizeof(char *),
+				compare_keys) != NULL;
+}
+
+/*
+ * Put an event into obix.dead_letter: error NULL means that it is held behind
+ * another.  slot has its columns.
+ */
+void
+obix_park_event(const ObixDelivery *delivery, TupleTableSlot *slot, int32 attempts,
+				const char *error)
+{
+	static const Oid types[] = {
+		INT4OID, INT8OID, UUIDOID, TEXTOID, TEXTOID, JSONBOID, JSONBOID,
+		TIMESTAMPTZOID, TEXTOID, INT4OID, TEXTOID, TIMESTAMPTZOID
+	};
+	Datum		values[lengthof(types)];
+	bool		isnull[lengthof(types)] = {false};
+	ObixIdentity saved;
+
+	values[0] = Int32GetDatum(delivery->consumer->id);
+	slot_getsomeattrs(slot, Natts_event);
+	for (int i = 0; i < Natts_event; i++)
+	{
+		values[i + 1] = slot->tts_values[i];
+		isnull[i + 1] = slot->tts_isnull[i];
+	}
+	values[8] = CStringGetTextDatum(error == NULL ? "held" : "failed");
+	values[9] = Int32GetDatum(attempts);
+	isnull[10] = error == NULL;
+	values[10] = error == NULL ? (Datum) 0 : CStringGetTextDatum(error);
+	values[11] = TimestampTzGetDatum(GetCurrentTimestamp());
+
+	obix_begin_spi(&saved);
+	(void) obix_run("INSERT INTO obix.parked_event VALUES"
+					" ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
+					" ON CONFLICT (id, sequence) DO UPDATE"
+					" SET state = EXCLUDED.state, attempts = EXCLUDED.attempts,"
+					" error = EXCLUDED.error, parked_at = EXCLUDED.parked_at",
+					lengthof(types), types, values, isnull);
+	obix_end_spi(&saved);
+}
+
+/* Put the event of a dead letter into a slot; false if there is none. */
+bool
+obix_load_dead_letter(int32 id, int64 sequence, TupleTableSlot *slot)
+{
+	MemoryContext context = CurrentMemoryContext;
+	Datum		values[] = {Int32GetDatum(id), Int64GetDatum(sequence)};
+	ObixIdentity saved;
+	bool		found;
+
+	ExecClearTuple(slot);
+	obix_begin_spi(&saved);
+	found = obix_run("SELECT sequence, event_id, type, key, payload, headers, recorded_at"
+					 " FROM obix.parked_event"
+					 " WHERE id OPERATOR(pg_catalog.=) $1"
+					 " AND sequence OPERATOR(pg_catalog.=) $2",
+					 2, obix_id_sequence_types, values, NULL) > 0;
+	if (found)
+	{
+		MemoryContext old = MemoryContextSwitchTo(context);
+
+		for (int i = 0; i < Natts_event; i++)
+		{
+			Form_pg_attribute column = TupleDescAttr(slot->tts_tupleDescriptor, i);
+			Datum		value = obix_spi_value(0, i + 1, &slot->tts_isnull[i]);
+
+			if (slot->tts_isnull[i])
+				continue;
+			if (column->attlen == -1)
+				value = PointerGetDatum(PG_DETOAST_DATUM_COPY(value));
+			else
+				value = datumCopy(value, column->attbyval, column->attlen);
+			slot->tts_values[i] = value;
+		}
+		MemoryContextSwitchTo(old);
+		ExecStoreVirtualTuple(slot);
+	}
+	obix_end_spi(&saved);
+	return found;
+}
+
+/* Change the state of a dead letter. */
+void
+obix_set_dead_letter_state(int32 id, int64 sequence, const char *state)
+{
+	static const Oid types[] = {INT4OID, INT8OID, TEXTOID};
+	Datum		values[] = {
+		Int32GetDatum(id), Int64GetDatum(sequence), CStringGetTextDatum(state)
+	};
+
+	(void) obix_run("UPDATE obix.parked_event SET state = $3"
+					" WHERE id OPERATOR(pg_catalog.=) $1"
+					" AND sequence OPERATOR(pg_catalog.=) $2",
+					3, types, values, NULL);
+}
+
+/* Is a dead letter there, and in which state? */
+char *
+obix_dead_letter_state(int32 id, int64 sequence)
+{
+	Datum		values[] = {Int32GetDatum(id), Int64GetDatum(sequence)};
+	bool		isnull;
+
+	if (obix_run("SELECT state FROM obix.parked_event"
+				 " WHERE id OPERATOR(pg_catalog.=) $1"
+				 " AND sequence OPERATOR(pg_catalog.=) $2"
+				 " AND state OPERATOR(pg_catalog.<>) 'discarded'",
+				 2, obix_id_sequence_types, values, NULL) == 0)
+		return NULL;
+	return TextDatumGetCString(obix_spi_value(0, 1, &isnull));
+}
+
+/* Are there rows of a consumer in obix.parked_event? */
+bool
+obix_has_dead_letters(int32 id)
+{
+	Datum		value = Int32GetDatum(id);
+
+	return obix_run("SELECT FROM obix.parked_event"
+					" WHERE id OPERATOR(pg_catalog.=) $1 LIMIT 1",
+					1, obix_id_sequence_types, &value, NULL) > 0;
+}
