@@ -464,7 +464,10 @@ COMMENT ON COLUMN obix.rebuild_state.started_at IS 'when it began';
 
 -- what says nothing of events may be seen by all; pg_dump as the owner of the
 -- database reads the rest
-GRANT SELECT ON obix.consumer, obix.consumer_state, obix.consumer_late, obix.rebuild_state TO PUBLIC;
+GRANT SELECT ON obix.consumer, obix.consumer_late, obix.rebuild_state TO PUBLIC;
+GRANT SELECT (id, position, scanned, state, fetched, late, parked, one_by_one, attempts, attempt_sequence, attempted_at, retry_at, token,
+			  lease_until, delivered, failed, dead_lettered, last_event_at) ON obix.consumer_state TO PUBLIC;
+GRANT SELECT ON obix.consumer_state TO pg_database_owner;
 GRANT SELECT ON obix.parked_event TO pg_database_owner;
 
 SELECT pg_catalog.pg_extension_config_dump('obix.consumer', '');

@@ -351,6 +351,16 @@ obix_list_consumers(Oid outbox)
 	return list;
 }
 
+/* A transaction that keeps its first snapshot cannot go on from what it sees. */
+void
+obix_report_moved(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+			 errmsg("could not serialize access due to concurrent update"),
+			 errdetail("The consumer has moved since this transaction began.")));
+}
+
 /*
  * States
  */
@@ -519,10 +529,7 @@ find_state(int32 id, Oid outbox, ObixConsumerState *state, bool to_change)
 													 &isnull));
 		if (to_change && IsolationUsesXactSnapshot() &&
 			!table_tuple_satisfies_snapshot(states, slot, GetTransactionSnapshot()))
-			ereport(ERROR,
-					(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-					 errmsg("could not serialize access due to concurrent update"),
-					 errdetail("The consumer has moved since this transaction began.")));
+			obix_report_moved();
 
 		read_state(slot, state);
 		state->outbox = outbox;
@@ -688,6 +695,12 @@ obix_delete_state(int32 id)
 	ObixConsumerState state;
 	ObixIdentity saved;
 
+	/* whoever drops the outbox has not got the mutex */
+	obix_begin_spi(&saved);
+	(void) obix_run("SELECT FROM obix.consumer_state"
+					" WHERE id OPERATOR(pg_catalog.=) $1 FOR UPDATE",
+					1, types, &value, NULL);
+	obix_end_spi(&saved);
 	if (obix_find_state(id, InvalidOid, &state))
 		CatalogTupleDelete(states, &state.tid);
 	table_close(states, NoLock);
@@ -714,9 +727,10 @@ obix_delete_consumer(const ObixConsumer *consumer)
 	(void) obix_run("DELETE FROM obix.rebuild_state"
 					" WHERE id OPERATOR(pg_catalog.=) $1",
 					1, types, &value, NULL);
-	(void) obix_run("DELETE FROM obix.consumer"
-					" WHERE id OPERATOR(pg_catalog.=) $1",
-					1, types, &value, NULL);
+	if (obix_run("DELETE FROM obix.consumer"
+				 " WHERE id OPERATOR(pg_catalog.=) $1",
+				 1, types, &value, NULL) != 1 && IsolationUsesXactSnapshot())
+		obix_report_moved();
 	obix_end_spi(&saved);
 	obix_xact_dropped_consumer(consumer->id);
 	obix_xact_dropped_consumer(-consumer->id);

@@ -92,6 +92,7 @@ extern bool obix_get_consumer(int32 id, ObixConsumer *consumer);
 extern void obix_open_consumer(const char *name, ObixConsumer *consumer);
 extern List *obix_list_consumers(Oid outbox);
 extern bool obix_may_use(const ObixConsumer *consumer);
+extern void obix_report_moved(void) pg_attribute_noreturn();
 
 /* states */
 extern void obix_lock_consumer(int32 id);

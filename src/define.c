@@ -12,6 +12,7 @@
 #include <math.h>
 
 #include "access/table.h"
+#include "access/xact.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
@@ -89,6 +90,7 @@ typedef struct ObixDefinition
 {
 	Datum		values[COLUMNS];
 	bool		isnull[COLUMNS];
+	bool		given[COLUMNS]; /* by the user, in this call */
 } ObixDefinition;
 
 static void
@@ -134,7 +136,8 @@ static void
 check_function(ObixDefinition *definition, int column, ObixFunctionKind kind,
 			   Oid owner)
 {
-	if (!definition->isnull[column])
+	if (!definition->isnull[column] &&
+		(definition->given[column] || definition->given[OWNER]))
 		definition->values[column] =
 			CStringGetTextDatum(obix_check_function(TextDatumGetCString(definition->values[column]),
 													kind, owner));
@@ -241,7 +244,7 @@ obix_create_consumer(PG_FUNCTION_ARGS)
 		{"max_backoff", MAX_BACKOFF}, {"on_failure", ON_FAILURE},
 		{"hold_key", HOLD_KEY}, {NULL, TABLES}, {NULL, GATE}
 	};
-	ObixDefinition definition;
+	ObixDefinition definition = {0};
 	ObixConsumerState state = {0};
 	ObixConsumer existing;
 	ObixRelation *known;
@@ -262,6 +265,7 @@ obix_create_consumer(PG_FUNCTION_ARGS)
 			continue;
 		definition.values[arguments[i].column] = PG_GETARG_DATUM(i);
 		definition.isnull[arguments[i].column] = PG_ARGISNULL(i);
+		definition.given[arguments[i].column] = true;
 	}
 	definition.values[ID] = (Datum) 0;
 	definition.isnull[ID] = true;
@@ -364,7 +368,7 @@ read_definition(int32 id, ObixDefinition *definition)
 				 " FROM obix.consumer WHERE id OPERATOR(pg_catalog.=) $1"
 				 " FOR UPDATE",
 				 1, column_types, &key, NULL) != 1)
-		elog(ERROR, "could not find consumer %d", id);
+		obix_report_moved();
 	old = MemoryContextSwitchTo(context);
 	for (int i = 0; i < ALTERABLE; i++)
 	{
@@ -432,7 +436,7 @@ obix_alter_consumer(PG_FUNCTION_ARGS)
 		BACKOFF, MAX_BACKOFF, ON_FAILURE, HOLD_KEY, TABLES, GATE, SEARCH_PATH,
 		OWNER
 	};
-	ObixDefinition definition;
+	ObixDefinition definition = {0};
 	ObixConsumer consumer;
 	ObixIdentity saved;
 	int			nestlevel;
@@ -451,6 +455,7 @@ obix_alter_consumer(PG_FUNCTION_ARGS)
 			continue;
 		definition.values[arguments[i]] = PG_GETARG_DATUM(i);
 		definition.isnull[arguments[i]] = false;
+		definition.given[arguments[i]] = true;
 	}
 	if (!PG_ARGISNULL(lengthof(arguments)))
 		clear_settings(&definition, PG_GETARG_ARRAYTYPE_P(lengthof(arguments)));
@@ -527,9 +532,10 @@ set_paused(ObixConsumer *consumer, bool paused)
 	ObixIdentity saved;
 
 	obix_begin_spi(&saved);
-	(void) obix_run("UPDATE obix.consumer SET paused = $2"
-					" WHERE id OPERATOR(pg_catalog.=) $1",
-					2, types, values, NULL);
+	if (obix_run("UPDATE obix.consumer SET paused = $2"
+				 " WHERE id OPERATOR(pg_catalog.=) $1",
+				 2, types, values, NULL) != 1 && IsolationUsesXactSnapshot())
+		obix_report_moved();
 	obix_end_spi(&saved);
 	obix_xact_touch_consumer(consumer->id);
 }

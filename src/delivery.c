@@ -87,7 +87,7 @@ is_wanted(void *arg, TupleTableSlot *slot)
 	if (delivery->nheld > 0 && !delivery->counting)
 	{
 		value = slot_getattr(slot, Anum_event_key, &isnull);
-		if (!isnull && obix_is_held(delivery, TextDatumGetCString(value)))
+		if (!isnull && obix_is_held(delivery, TextDatumGetCString(value), sequence))
 		{
 			obix_park_event(delivery, slot, 0, NULL);
 			delivery->has_parked = true;
@@ -186,7 +186,9 @@ deliver_in_sequence(ObixDelivery *delivery)
 		found.nothing_after <= start && found.nothing_to > start)
 		reader->expected = found.nothing_to + 1;
 
+	reader->to = reader->expected + OBIX_SCAN_LIMIT;
 	obix_read_on(reader);
+	delivery->more = reader->events == 0 && reader->expected > reader->to;
 	remember_found(delivery, start);
 
 	nothing_to = reader->events > 0 ? reader->first - 1 : reader->expected - 1;
@@ -302,7 +304,11 @@ obix_acknowledge(ObixDelivery *delivery, int64 sequence)
 		state->last_event_at = last_at;
 	state->position = sequence;
 	if (state->attempt_sequence <= sequence)
+	{
 		state->attempts = 0;
+		if (state->state == OBIX_CONSUMER_STOPPED)
+			state->state = OBIX_CONSUMER_ACTIVE;
+	}
 	if (delivery->consumer->available && state->fetched > 0)
 	{
 		ObixIdentity saved;
@@ -531,7 +537,8 @@ release_followers(const ObixConsumer *consumer, ObixConsumerState *state,
 					" WHERE o.id OPERATOR(pg_catalog.=) $1"
 					" AND o.key OPERATOR(pg_catalog.=) f.key"
 					" AND o.state OPERATOR(pg_catalog.=) 'failed'"
-					" AND o.sequence OPERATOR(pg_catalog.<>) $2)),"
+					" AND o.sequence OPERATOR(pg_catalog.<>) $2"
+					" AND o.sequence OPERATOR(pg_catalog.<) f.sequence)),"
 					" late AS (INSERT INTO obix.consumer_late (id, from_sequence, to_sequence, requeued)"
 					" SELECT $1, sequence, sequence, true FROM followers"
 					" WHERE sequence OPERATOR(pg_catalog.<=) $3),"

@@ -19,6 +19,16 @@
  */
 #define OBIX_SCAN_STEP		1000
 
+/* So many are looked at in one delivery, where none is for the consumer */
+#define OBIX_SCAN_LIMIT		1000000
+
+/* A key that is held back, and the lowest sequence of a dead letter of it */
+typedef struct ObixHeldKey
+{
+	char	   *key;
+	int64		sequence;
+} ObixHeldKey;
+
 /*
  * One delivery to a consumer.  The caller holds the mutex of the consumer and
  * a lock on the outbox.
@@ -33,7 +43,7 @@ typedef struct ObixDelivery
 	int			ntypes;
 	int64	   *parked;			/* dead letters ahead, ascending */
 	int			nparked;
-	char	  **held;			/* keys behind dead letters, ascending */
+	ObixHeldKey *held;			/* keys behind dead letters, ascending */
 	int			nheld;
 	int64		resolved;		/* of the outbox, read before its rows */
 	bool		counting;		/* for an acknowledgement: park nothing */
@@ -42,6 +52,7 @@ typedef struct ObixDelivery
 								 * transaction has changed */
 
 	/* what was delivered */
+	bool		more;			/* there may be more, though nothing was */
 	bool		late;			/* it was behind the cursor */
 
 	/* what the caller knows to have been delivered before */

@@ -262,7 +262,9 @@ prepare(ObixStep *step)
 	step->last = reader->last;
 	step->last_at = reader->last_at;
 	step->single = step->count == 1;
-	if (step->count == 0)
+	if (delivery.more)
+		step->outcome = OUTCOME_DONE;
+	else if (step->count == 0)
 		step->outcome = step->id < 0 ? OUTCOME_CAUGHT_UP : OUTCOME_NOTHING;
 	else if (step->single && state.attempt_sequence == step->last &&
 			 consumer->max_attempts != 0 &&

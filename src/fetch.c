@@ -162,7 +162,7 @@ obix_fetch(PG_FUNCTION_ARGS)
 		obix_deliver_next(&delivery);
 		obix_end_delivery(&delivery);
 		if (delivery.reader.events == 0 && !IsolationUsesXactSnapshot() &&
-			!delivery.unsure)
+			!delivery.unsure && !delivery.more)
 			obix_turn_idle(consumer.id, touched, tide);
 	}
 
@@ -333,7 +333,11 @@ how_long(ObixConsumer *consumer, ObixOutbox *shared, int32 outbox_id,
 	if (state.state == OBIX_CONSUMER_STOPPED)
 		return 0;
 	if (!obix_may_try(&state, now))
+	{
+		/* a further failure may settle it sooner, and tells nobody */
+		left = Min(left, UNSURE_POLL_MS);
 		return Min(left, TimestampDifferenceMilliseconds(now, state.retry_at) + 1);
+	}
 	if (!known)
 		return Min(left, UNSURE_POLL_MS);
 	if (obix_turn_is_idle(consumer->id))

@@ -105,23 +105,27 @@ signature(const char *name, ObixFunctionKind kind)
 
 /*
  * Why a function cannot be called for a consumer of a certain owner, NULL if it
- * can.
+ * can.  denied: for want of a privilege.
  */
 static const char *
-why_not_callable(Oid function, const char *name, ObixFunctionKind kind, Oid owner)
+why_not_callable(Oid function, const char *name, ObixFunctionKind kind,
+				 Oid owner, bool *denied)
 {
 	HeapTuple	tuple;
 	Form_pg_proc form;
 	Oid			namespace;
 	const char *why = NULL;
 
+	*denied = false;
 	tuple = OidIsValid(function) ?
 		SearchSysCache1(PROCOID, ObjectIdGetDatum(function)) : NULL;
 	if (!HeapTupleIsValid(tuple))
 		return psprintf("function %s does not exist", signature(name, kind));
 	form = (Form_pg_proc) GETSTRUCT(tuple);
 	namespace = form->pronamespace;
-	if (form->prokind != PROKIND_FUNCTION || form->proretset)
+	if (isAnyTempNamespace(namespace))
+		why = psprintf("function %s is temporary", signature(name, kind));
+	else if (form->prokind != PROKIND_FUNCTION || form->proretset)
 		why = psprintf("%s is not a function that returns one value",
 					   signature(name, kind));
 	else if (kind == OBIX_FUNCTION_GATE && form->prorettype != BOOLOID)
@@ -134,8 +138,11 @@ why_not_callable(Oid function, const char *name, ObixFunctionKind kind, Oid owne
 						 ACL_USAGE) != ACLCHECK_OK ||
 		 object_aclcheck(ProcedureRelationId, function, owner,
 						 ACL_EXECUTE) != ACLCHECK_OK))
+	{
+		*denied = true;
 		why = psprintf("role \"%s\" may not execute function %s",
 					   GetUserNameFromId(owner, false), signature(name, kind));
+	}
 	return why;
 }
 
@@ -151,14 +158,19 @@ obix_check_function(const char *name, ObixFunctionKind kind, Oid owner)
 		"A gate is a function without arguments that returns boolean."
 	};
 	Oid			function = obix_function_by_name(name, kind);
-	const char *why = why_not_callable(function, name, kind, owner);
+	bool		denied;
+	const char *why = why_not_callable(function, name, kind, owner, &denied);
 
-	if (why != NULL)
+	if (why != NULL && !denied)
 		ereport(ERROR,
 				(errcode(OidIsValid(function) ?
 						 ERRCODE_INVALID_PARAMETER_VALUE : ERRCODE_UNDEFINED_FUNCTION),
 				 errmsg_internal("%s", why),
 				 errhint("%s It is given by its name alone.", hints[kind])));
+	if (why != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg_internal("%s", why)));
 	return quote_qualified_identifier(get_namespace_name(get_func_namespace(function)),
 									  get_func_name(function));
 }
@@ -187,6 +199,7 @@ obix_resolve_functions(const ObixConsumer *consumer, ObixFunctions *functions)
 	for (int i = 0; i < lengthof(wanted); i++)
 	{
 		const char *why;
+		bool		denied;
 
 		*wanted[i].function = InvalidOid;
 		if (wanted[i].name == NULL)
@@ -194,7 +207,7 @@ obix_resolve_functions(const ObixConsumer *consumer, ObixFunctions *functions)
 		*wanted[i].function = obix_function_by_name(wanted[i].name,
 													wanted[i].kind);
 		why = why_not_callable(*wanted[i].function, wanted[i].name,
-							   wanted[i].kind, consumer->owner);
+							   wanted[i].kind, consumer->owner, &denied);
 		if (why != NULL)
 			return why;
 	}

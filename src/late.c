@@ -107,12 +107,19 @@ add_piece(List **pieces, int64 from, int64 to, bool handed_out,
 	*pieces = lappend(*pieces, last);
 }
 
-/* Sequences that have no row in any state: a hole, unless they were removed. */
+/*
+ * Sequences that have no row in any state: a hole, unless they were removed.
+ * Those may have been events, and have not been delivered.
+ */
 static void
 add_hole(ObixDelivery *delivery, List **pieces, int64 from, int64 to)
 {
-	add_piece(pieces, Max(from, delivery->resolved + 1), to, false,
-			  InvalidFullTransactionId);
+	if (from <= to && from <= delivery->resolved && !delivery->counting)
+	{
+		delivery->reader.expected = from;
+		obix_report_removed(&delivery->reader);
+	}
+	add_piece(pieces, from, to, false, InvalidFullTransactionId);
 }
 
 /*
@@ -325,7 +332,7 @@ deliver_requeued(ObixDelivery *delivery, ObixLateRange *range, TupleTableSlot *s
 	if (!obix_load_dead_letter(delivery->consumer->id, range->from, slot))
 		return NIL;
 	key = slot_getattr(slot, Anum_event_key, &isnull);
-	if (!isnull && obix_is_held(delivery, TextDatumGetCString(key)))
+	if (!isnull && obix_is_held(delivery, TextDatumGetCString(key), range->from))
 	{
 		ObixIdentity saved;
 
@@ -357,6 +364,7 @@ obix_deliver_late(ObixDelivery *delivery)
 	TupleTableSlot *slot = MakeSingleTupleTableSlot(obix_event_desc(),
 													&TTSOpsVirtual);
 	bool		changed = false;
+	bool		full = false;
 	ListCell   *cell;
 	ObixIdentity saved;
 
@@ -367,13 +375,16 @@ obix_deliver_late(ObixDelivery *delivery)
 		List	   *pieces = NIL;
 
 		CHECK_FOR_INTERRUPTS();
-		if (reader->events >= reader->max_events ||
+		if (full || reader->events >= reader->max_events ||
 			reader->bytes >= reader->max_bytes)
 			break;
 		if (is_in_progress(range->holder))
 			continue;
 		if (range->requeued)
+		{
 			pieces = deliver_requeued(delivery, range, slot);
+			full = pieces != NIL && !range->handed_out;
+		}
 		else
 		{
 			bool		complete;
@@ -385,6 +396,7 @@ obix_deliver_late(ObixDelivery *delivery)
 			else
 				add_piece(&pieces, next, range->to, false,
 						  InvalidFullTransactionId);
+			full = !complete;
 		}
 		if (same_ranges(pieces, &before))
 			continue;
@@ -500,7 +512,11 @@ obix_acknowledge_late(ObixDelivery *delivery, int64 sequence)
 		return;					/* it has been acknowledged before */
 	state->delivered += count;
 	if (state->attempt_sequence <= sequence)
+	{
 		state->attempts = 0;
+		if (state->state == OBIX_CONSUMER_STOPPED)
+			state->state = OBIX_CONSUMER_ACTIVE;
+	}
 	obix_set_state(state);
 }
 

@@ -32,7 +32,7 @@ compare_sequences(const void *a, const void *b)
 static int
 compare_keys(const void *a, const void *b)
 {
-	return strcmp(*(char *const *) a, *(char *const *) b);
+	return strcmp(((const ObixHeldKey *) a)->key, ((const ObixHeldKey *) b)->key);
 }
 
 /*
@@ -66,19 +66,23 @@ obix_read_dead_letters(ObixDelivery *delivery)
 
 	if (delivery->consumer->hold_key && !delivery->counting)
 	{
-		(void) obix_run("SELECT DISTINCT key FROM obix.parked_event"
+		(void) obix_run("SELECT key, pg_catalog.min(sequence) FROM obix.parked_event"
 						" WHERE id OPERATOR(pg_catalog.=) $1"
 						" AND state OPERATOR(pg_catalog.=) ANY (ARRAY['failed', 'held'])"
-						" AND key IS NOT NULL",
+						" AND key IS NOT NULL GROUP BY key",
 						1, obix_id_sequence_types, values, NULL);
 		delivery->nheld = (int) SPI_processed;
 		delivery->held = MemoryContextAllocHuge(context,
-												(SPI_processed + 1) * sizeof(char *));
+												(SPI_processed + 1) * sizeof(ObixHeldKey));
 		for (uint64 i = 0; i < SPI_processed; i++)
-			delivery->held[i] =
+		{
+			delivery->held[i].key =
 				MemoryContextStrdup(context,
 									TextDatumGetCString(obix_spi_value(i, 1, &isnull)));
-		qsort(delivery->held, delivery->nheld, sizeof(char *), compare_keys);
+			delivery->held[i].sequence =
+				DatumGetInt64(obix_spi_value(i, 2, &isnull));
+		}
+		qsort(delivery->held, delivery->nheld, sizeof(ObixHeldKey), compare_keys);
 	}
 	obix_end_spi(&saved);
 }
@@ -92,13 +96,18 @@ obix_is_parked(const ObixDelivery *delivery, int64 sequence)
 				compare_sequences) != NULL;
 }
 
-/* Is a key one behind a dead letter? */
+/* Is an event one behind a dead letter of its key? */
 bool
-obix_is_held(const ObixDelivery *delivery, const char *key)
+obix_is_held(const ObixDelivery *delivery, const char *key, int64 sequence)
 {
-	return delivery->nheld > 0 &&
-		bsearch(&key, delivery->held, delivery->nheld, sizeof(char *),
-				compare_keys) != NULL;
+	ObixHeldKey wanted = {.key = unconstify(char *, key)};
+	ObixHeldKey *found;
+
+	if (delivery->nheld == 0)
+		return false;
+	found = bsearch(&wanted, delivery->held, delivery->nheld, sizeof(ObixHeldKey),
+					compare_keys);
+	return found != NULL && found->sequence < sequence;
 }
 
 /*

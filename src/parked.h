@@ -14,7 +14,7 @@
 
 extern void obix_read_dead_letters(ObixDelivery *delivery);
 extern bool obix_is_parked(const ObixDelivery *delivery, int64 sequence);
-extern bool obix_is_held(const ObixDelivery *delivery, const char *key);
+extern bool obix_is_held(const ObixDelivery *delivery, const char *key, int64 sequence);
 extern void obix_park_event(const ObixDelivery *delivery, TupleTableSlot *slot,
 							int32 attempts, const char *error);
 extern bool obix_load_dead_letter(int32 id, int64 sequence,

@@ -126,8 +126,8 @@ obix_oldest_kept(Relation parent, int64 resolved)
  * Sequences from this one on have been removed.  Who reads for a consumer moves
  * its cursor, others give another position.
  */
-static void
-report_removed(const ObixReader *reader)
+void
+obix_report_removed(const ObixReader *reader)
 {
 	int64		removed = reader->expected;
 	int64		next;
@@ -160,7 +160,7 @@ void
 obix_check_not_removed(const ObixReader *reader, int64 resolved)
 {
 	if (obix_oldest_kept(reader->parent, resolved) > reader->expected)
-		report_removed(reader);
+		obix_report_removed(reader);
 }
 
 /*
@@ -215,7 +215,7 @@ look_into_hole(ObixReader *reader)
 	if (has_row(parent, &dirty, hole, NULL))
 		return;
 	if (hole <= resolved)
-		report_removed(reader);
+		obix_report_removed(reader);
 	if (reader->shared != NULL)
 		obix_suspect(reader->shared, hole);
 }

@@ -50,6 +50,7 @@ extern int64 obix_resolved(Oid relid);
 extern int64 obix_oldest_kept(Relation parent, int64 resolved);
 extern void obix_check_not_beyond(Relation parent, const char *consumer,
 								  int64 after, int64 head);
+extern void obix_report_removed(const ObixReader *reader);
 extern void obix_check_not_removed(const ObixReader *reader, int64 resolved);
 extern void obix_check_page(int64 max_events, int64 max_bytes);
 extern bool obix_deliver(ObixReader *reader, TupleTableSlot *slot);

@@ -270,6 +270,7 @@ obix_consumer_progress(PG_FUNCTION_ARGS)
 	{
 		int64		mark = obix_exact_high_water_mark(parent, known);
 		int64		start = obix_delivery_start(&state);
+		ObixOutbox *shared;
 		ObixFound	found;
 		TimestampTz recorded_at;
 
@@ -278,7 +279,18 @@ obix_consumer_progress(PG_FUNCTION_ARGS)
 			found.version == consumer.version &&
 			found.nothing_after <= start && found.nothing_to > start)
 			start = found.nothing_to;
-		SET(LAG_EVENTS, Int64GetDatum(Max(mark - start, 0)));
+
+		/* what it may get does not end at the high-water mark */
+		shared = obix_try_attach(parent, known);
+		if (consumer.available && shared != NULL)
+		{
+			ObixPosition position;
+
+			obix_get_position(shared, consumer.outbox, known->id, &position);
+			mark = position.head;
+		}
+		if (state.position <= mark)
+			SET(LAG_EVENTS, Int64GetDatum(Max(mark - start, 0)));
 		if (mark > start && next_recorded_at(parent, start, &recorded_at))
 			SET(NEXT_RECORDED_AT, TimestampTzGetDatum(recorded_at));
 		table_close(parent, AccessShareLock);

@@ -144,6 +144,8 @@ obix_turn_require(int32 id, Oid outbox, bool handled, bool available)
 void
 obix_turn_forget(Oid database, Oid outbox, int32 id)
 {
+	Oid			woken = InvalidOid;
+
 	LWLockAcquire(obix_shared->turn_lock, LW_EXCLUSIVE);
 	for (int i = 0; i < obix_max_consumers; i++)
 	{
@@ -154,10 +156,13 @@ obix_turn_forget(Oid database, Oid outbox, int32 id)
 			(id != 0 && turn->id != id))
 			continue;
 		turn->database = InvalidOid;
+		woken = turn->outbox;
 		if (id != 0)
 			tell_outbox(database, turn->outbox);
 	}
 	LWLockRelease(obix_shared->turn_lock);
+	if (id != 0 && OidIsValid(woken))
+		obix_wake_waiters(database, woken);
 }
 
 /*
