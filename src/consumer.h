@@ -54,7 +54,8 @@ typedef struct ObixConsumerState
 	int64		position;		/* the cursor */
 	int64		scanned;
 	char		state;
-	int64		fetched;		/* holes up to here have been recorded */
+	int64		fetched;		/* holes up to here have been recorded; -1:
+								 * fetch again before acknowledging */
 	bool		late;			/* there is more to deliver than what lies
 								 * ahead */
 	bool		parked;			/* there are dead letters */
@@ -92,7 +93,7 @@ extern bool obix_get_consumer(int32 id, ObixConsumer *consumer);
 extern void obix_open_consumer(const char *name, ObixConsumer *consumer);
 extern List *obix_list_consumers(Oid outbox);
 extern bool obix_may_use(const ObixConsumer *consumer);
-extern void obix_report_moved(void) pg_attribute_noreturn();
+extern void obix_report_moved(void);
 
 /* states */
 extern void obix_lock_consumer(int32 id);

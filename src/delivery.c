@@ -199,8 +199,12 @@ deliver_in_sequence(ObixDelivery *delivery)
 	 * What was parked is not certain before this transaction commits; that
 	 * the state was changed by it tells those who look next.
 	 */
-	if (nothing_to - start >= OBIX_SCAN_STEP || delivery->has_parked)
+	if (nothing_to - start >= OBIX_SCAN_STEP || delivery->has_parked ||
+		state->fetched < 0)
+	{
+		state->fetched = 0;
 		obix_set_state(state);
+	}
 }
 
 /*
@@ -213,7 +217,9 @@ obix_deliver_next(ObixDelivery *delivery)
 {
 	delivery->late = false;
 	obix_read_dead_letters(delivery);
-	if (delivery->state->late)
+	if (delivery->again != 0)
+		obix_deliver_again(delivery);
+	if (delivery->state->late && delivery->reader.events == 0)
 		obix_deliver_late(delivery);
 	if (delivery->reader.events > 0)
 		return;
@@ -240,6 +246,13 @@ count_ahead(ObixDelivery *delivery, int64 sequence, TimestampTz *last_at)
 		*last_at = delivery->last_at;
 		return delivery->count;
 	}
+	if (state->fetched < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("event %lld may not be what consumer \"%s\" is to have next",
+						(long long) sequence, delivery->consumer->name),
+				 errdetail("A dead letter was let go after the last fetch, and events that it had held back come before."),
+				 errhint("Fetch again.")));
 
 	/* usually the fetch has counted them */
 	if (!IsolationUsesXactSnapshot() && !delivery->unsure &&
@@ -484,10 +497,17 @@ obix_check_handed_out(ObixDelivery *delivery, int64 sequence)
 
 		if (state->late)
 		{
+			const char *was;
+			bool		requeued;
+
 			obix_begin_spi(&saved);
+			was = obix_dead_letter_state(delivery->consumer->id, sequence);
+			requeued = was != NULL && strcmp(was, "requeued") == 0;
 			handed_out = obix_is_late(delivery, sequence);
 			obix_end_spi(&saved);
-			handed_out = handed_out && load_event(delivery, sequence, slot);
+			delivery->counting = true;
+			handed_out = handed_out && load_event(delivery, sequence, slot) &&
+				(requeued || is_wanted(delivery, slot));
 		}
 	}
 	else
@@ -513,8 +533,12 @@ obix_check_handed_out(ObixDelivery *delivery, int64 sequence)
 		report_not_delivered(delivery, sequence);
 }
 
-/* Let go what is held behind a dead letter, unless there is another of its key. */
-static void
+/*
+ * Let go what is held behind a dead letter, unless there is another of its key
+ * in between.  Returns how many of those lie ahead: what was fetched of what
+ * lies behind them cannot be acknowledged.
+ */
+static uint64
 release_followers(const ObixConsumer *consumer, ObixConsumerState *state,
 				  int64 sequence)
 {
@@ -525,7 +549,7 @@ release_followers(const ObixConsumer *consumer, ObixConsumerState *state,
 	};
 
 	/* those ahead will be met anyway; those behind are late now */
-	(void) obix_run("WITH followers AS (SELECT f.sequence FROM obix.parked_event f"
+	return obix_run("WITH followers AS (SELECT f.sequence FROM obix.parked_event f"
 					" WHERE f.id OPERATOR(pg_catalog.=) $1"
 					" AND f.state OPERATOR(pg_catalog.=) 'held'"
 					" AND f.key OPERATOR(pg_catalog.=)"
@@ -574,8 +598,8 @@ obix_release_dead_letter(const ObixConsumer *consumer, ObixConsumerState *state,
 		was = MemoryContextStrdup(context, was);
 	if (was != NULL && !(requeue && strcmp(was, "failed") != 0))
 	{
-		if (strcmp(was, "failed") == 0)
-			release_followers(consumer, state, sequence);
+		if (release_followers(consumer, state, sequence) > 0)
+			state->fetched = -1;
 		if (requeue)
 		{
 			(void) obix_run("UPDATE obix.parked_event SET state = 'requeued', attempts = 0"

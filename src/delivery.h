@@ -48,6 +48,8 @@ typedef struct ObixDelivery
 	int64		resolved;		/* of the outbox, read before its rows */
 	bool		counting;		/* for an acknowledgement: park nothing */
 	bool		has_parked;		/* events that are held back */
+	int64		again;			/* event to be tried again before any other,
+								 * 0: none in particular */
 	bool		unsure;			/* what is found depends on what this
 								 * transaction has changed */
 

@@ -256,6 +256,8 @@ prepare(ObixStep *step)
 	reader->max_events = state.one_by_one > 0 || state.attempts > 0 ? 1 :
 		consumer->batch_size;
 	reader->max_bytes = BATCH_BYTES;
+	if (consumer->available && state.attempts > 0)
+		delivery.again = state.attempt_sequence;
 	obix_begin_delivery(&delivery, consumer, &state, "obix");
 	obix_deliver_next(&delivery);
 	step->count = reader->events;

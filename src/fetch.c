@@ -45,6 +45,23 @@ PG_FUNCTION_INFO_V1(obix_renew);
 PG_FUNCTION_INFO_V1(obix_release_lease);
 PG_FUNCTION_INFO_V1(obix_wait_for);
 
+/*
+ * Have shared memory know a consumer; false if there is no room.  It may have
+ * been dropped since it was found, and then nobody would free its place.
+ */
+static bool
+enter_turns(ObixConsumer *consumer)
+{
+	bool		entered = obix_turn_add(consumer->id, consumer->outbox, false,
+										consumer->available);
+	ObixConsumer found;
+
+	if (!obix_get_consumer(consumer->id, &found))
+		obix_turn_forget(MyDatabaseId, InvalidOid, consumer->id);
+	obix_open_consumer(consumer->name, consumer);
+	return entered;
+}
+
 /* Find the consumer in the first argument, which must be one without handlers. */
 static void
 get_consumer(FunctionCallInfo fcinfo, const char *function,
@@ -61,8 +78,7 @@ get_consumer(FunctionCallInfo fcinfo, const char *function,
 				 errdetail("Its events are delivered to them, and to nobody else."),
 				 errhint("Create another consumer to fetch the events of the same outbox.")));
 	if (!obix_turn_get_tid(consumer->id, &tid))
-		(void) obix_turn_add(consumer->id, consumer->outbox, false,
-							 consumer->available);
+		(void) enter_turns(consumer);
 }
 
 static bool
@@ -378,8 +394,7 @@ obix_wait_for(PG_FUNCTION_ARGS)
 	shared = obix_attach(parent, known);
 	outbox_id = known->id;
 	table_close(parent, AccessShareLock);
-	in_turns = obix_turn_add(consumer.id, consumer.outbox, false,
-							 consumer.available);
+	in_turns = enter_turns(&consumer);
 
 	for (;;)
 	{

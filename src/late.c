@@ -418,6 +418,58 @@ obix_deliver_late(ObixDelivery *delivery)
 	}
 }
 
+/*
+ * Deliver the event that is being tried, though others have become available
+ * before it: its attempts are counted as long as it is tried alone.
+ */
+void
+obix_deliver_again(ObixDelivery *delivery)
+{
+	ObixReader *reader = &delivery->reader;
+	ObixConsumerState *state = delivery->state;
+	int64		again = delivery->again;
+	ListCell   *cell;
+	List	   *ignored = NIL;
+	bool		complete;
+	ObixIdentity saved;
+
+	if (again > obix_delivery_start(state))
+	{
+		/* what was passed before it has been recorded */
+		if (again <= state->fetched)
+			(void) deliver_range(delivery, again, again, &ignored, false,
+								 &complete);
+		return;
+	}
+
+	foreach(cell, read_ranges(delivery))
+	{
+		ObixLateRange *range = lfirst(cell);
+		ObixLateRange before = *range;
+		List	   *pieces = NIL;
+
+		/* a dead letter that was requeued waits its turn */
+		if (range->requeued || again < range->from || again > range->to)
+			continue;
+		add_piece(&pieces, range->from, again - 1, range->handed_out,
+				  range->holder);
+		(void) deliver_range(delivery, again, again, &pieces, true, &complete);
+		if (reader->events == 0)
+			return;
+		add_piece(&pieces, again + 1, range->to, range->handed_out,
+				  range->holder);
+		if (!same_ranges(pieces, &before))
+		{
+			obix_begin_spi(&saved);
+			obix_delete_ranges(delivery->consumer->id, before.from, before.from);
+			insert_ranges(delivery->consumer->id, pieces);
+			obix_end_spi(&saved);
+			obix_set_state(state);
+		}
+	}
+	delivery->late = reader->events > 0;
+}
+
 /* Deliver what lies ahead and is committed, and record what is passed. */
 void
 obix_deliver_available(ObixDelivery *delivery)
@@ -585,12 +637,17 @@ obix_cut_range(ObixDelivery *delivery, int64 start, int64 sequence)
 		Int64GetDatum(sequence)
 	};
 
-	return obix_run("UPDATE obix.consumer_late SET to_sequence = $3"
-					" WHERE id OPERATOR(pg_catalog.=) $1"
-					" AND from_sequence OPERATOR(pg_catalog.>) $2"
-					" AND from_sequence OPERATOR(pg_catalog.<=) $3"
-					" AND to_sequence OPERATOR(pg_catalog.>) $3",
-					3, types, values, NULL) > 0;
+	bool		cut;
+
+	cut = obix_run("UPDATE obix.consumer_late SET to_sequence = $3"
+				   " WHERE id OPERATOR(pg_catalog.=) $1"
+				   " AND from_sequence OPERATOR(pg_catalog.>) $2"
+				   " AND from_sequence OPERATOR(pg_catalog.<=) $3"
+				   " AND to_sequence OPERATOR(pg_catalog.>) $3",
+				   3, types, values, NULL) > 0;
+	if (cut)
+		obix_delete_ranges(delivery->consumer->id, sequence + 1, PG_INT64_MAX);
+	return cut;
 }
 
 /* Is a sequence behind the cursor still to be acknowledged? */

@@ -14,6 +14,7 @@
 
 /* delivering */
 extern void obix_deliver_late(ObixDelivery *delivery);
+extern void obix_deliver_again(ObixDelivery *delivery);
 extern void obix_deliver_available(ObixDelivery *delivery);
 
 /* acknowledging, and failing */

@@ -289,6 +289,9 @@ obix_consumer_progress(PG_FUNCTION_ARGS)
 			obix_get_position(shared, consumer.outbox, known->id, &position);
 			mark = position.head;
 		}
+		/* nothing has happened since nothing was found for it */
+		if (obix_turn_is_idle(id) && state.position <= mark)
+			start = mark;
 		if (state.position <= mark)
 			SET(LAG_EVENTS, Int64GetDatum(Max(mark - start, 0)));
 		if (mark > start && next_recorded_at(parent, start, &recorded_at))

@@ -519,7 +519,8 @@ obix_turn_is_idle(int32 id)
 
 	LWLockAcquire(obix_shared->turn_lock, LW_SHARED);
 	turn = find_turn(MyDatabaseId, id);
-	idle = turn != NULL && turn->seen >= tide_of(turn, tides, ntides);
+	idle = turn != NULL && turn->seen != OBIX_SEEN_ALL &&
+		turn->seen >= tide_of(turn, tides, ntides);
 	LWLockRelease(obix_shared->turn_lock);
 	return idle;
 }

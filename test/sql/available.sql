@@ -419,5 +419,51 @@ CALL drain('behind');
 SELECT consumer, lag_events, lag FROM obix.consumer_status WHERE outbox = 'lagging'::regclass ORDER BY consumer;
 COMMIT PREPARED 'obix_available';
 
+--
+-- Acknowledging within holes, with further ones ahead: these are recorded anew
+--
+SELECT obix.create_outbox('cut', 100, 1);
+SELECT obix.create_consumer('cut', 'cut', ordering => 'available');
+BEGIN;
+INSERT INTO cut (payload) VALUES ('1'), ('2'), ('3');
+PREPARE TRANSACTION 'obix_available';
+INSERT INTO cut (payload) VALUES ('4');
+BEGIN;
+INSERT INTO cut (payload) VALUES ('5');
+PREPARE TRANSACTION 'obix_available_b';
+INSERT INTO cut (payload) VALUES ('6');
+SELECT sequence FROM obix.fetch('cut');
+SELECT obix.ack('cut', 2);
+SELECT sequence FROM obix.fetch('cut');
+SELECT obix.ack('cut', 6);
+COMMIT PREPARED 'obix_available';
+COMMIT PREPARED 'obix_available_b';
+SELECT sequence FROM obix.fetch('cut');
+SELECT obix.ack('cut', 5);
+SELECT sequence FROM obix.fetch('cut');
+SELECT "cursor", late_ranges, delivered FROM obix.consumer_status WHERE consumer = 'cut';
+
+--
+-- Only what may be delivered can fail
+--
+SELECT obix.create_outbox('failing', 100, 1);
+SELECT obix.create_consumer('failing', 'failing', types => '{a}', ordering => 'available', on_failure => 'dead_letter', max_attempts => 1);
+BEGIN;
+INSERT INTO failing (payload, type) VALUES ('1', 'b');
+SAVEPOINT s;
+INSERT INTO failing (payload, type) VALUES ('2', 'a');
+ROLLBACK TO s;
+INSERT INTO failing (payload, type) VALUES ('3', 'a');
+PREPARE TRANSACTION 'obix_available';
+INSERT INTO failing (payload, type) VALUES ('4', 'a');
+SELECT sequence FROM obix.fetch('failing');
+SELECT obix.ack('failing', 4);
+COMMIT PREPARED 'obix_available';
+SELECT obix.fill_gaps('failing') >= 0 AS filled;
+SELECT obix.fail('failing', 1, 'of another type');
+SELECT obix.fail('failing', 2, 'a placeholder');
+SELECT obix.fail('failing', 3, 'fails');
+SELECT sequence, type, payload FROM obix.dead_letter WHERE consumer = 'failing';
+
 DROP SCHEMA obix_available CASCADE;
 SELECT count(*) FROM obix.consumer_late;

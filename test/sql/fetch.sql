@@ -1004,6 +1004,24 @@ CALL obix.wait_for('narrow', '1000000 years');
 \echo :LAST_ERROR_SQLSTATE
 RESET statement_timeout;
 
+--
+-- A dead letter is let go between a fetch and its acknowledgement: what it had
+-- held back comes before what was fetched
+--
+SELECT obix.create_outbox('letgo', 100, 1);
+SELECT obix.create_consumer('letgo', 'letgo', on_failure => 'dead_letter', hold_key => true, max_attempts => 1);
+SELECT count(obix.publish('letgo', to_jsonb(g), key => CASE WHEN g IN (1, 3) THEN 'k' ELSE 'x' || g END)) FROM generate_series(1, 4) g;
+SELECT sequence FROM obix.fetch('letgo');
+SELECT obix.fail('letgo', 1, 'fails');
+SELECT sequence FROM obix.fetch('letgo');
+SELECT obix.requeue('letgo', 1);
+SELECT obix.ack('letgo', 4);
+SELECT sequence FROM obix.fetch('letgo');
+SELECT obix.ack('letgo', 1);
+SELECT sequence FROM obix.fetch('letgo');
+SELECT obix.ack('letgo', 4);
+SELECT * FROM progress WHERE consumer = 'letgo';
+
 DROP SCHEMA obix_fetch CASCADE;
 SELECT count(*) FROM obix.consumer;
 SELECT count(*) FROM obix.consumer_late;
