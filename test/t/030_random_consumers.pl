@@ -62,6 +62,7 @@ my $expected_errors = join '|', (
 	'is not the next of consumer',
 	'cannot have been delivered to consumer',
 	'may not be what consumer',
+	'current transaction is aborted',
 	'is held behind another of its key',
 	'has no dead letter',
 	'is being served',
