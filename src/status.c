@@ -263,7 +263,8 @@ obix_consumer_progress(PG_FUNCTION_ARGS)
 		if (pid != 0)
 			SET(DISPATCHER_PID, Int32GetDatum(pid));
 
-		if (pg_class_aclcheck(consumer.outbox, GetUserId(), ACL_SELECT) == ACLCHECK_OK)
+		if (get_rel_name(consumer.outbox) != NULL &&
+			pg_class_aclcheck(consumer.outbox, GetUserId(), ACL_SELECT) == ACLCHECK_OK)
 			parent = obix_try_open(consumer.outbox, AccessShareLock, &known);
 	}
 	if (parent != NULL)

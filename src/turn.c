@@ -293,7 +293,10 @@ read_tides(Oid database, ObixTide **result)
 	return count;
 }
 
-/* The tide of a consumer's outbox, 0 if that is not in use. */
+/*
+ * The tide of a consumer's outbox, the lowest there is if that is not in use
+ * yet: looking will tell.
+ */
 static int64
 tide_of(const ObixTurn *turn, const ObixTide *tides, int ntides)
 {
@@ -303,7 +306,7 @@ tide_of(const ObixTurn *turn, const ObixTide *tides, int ntides)
 			tides[i].database == turn->database)
 			return turn->available ? tides[i].releases : tides[i].moves;
 	}
-	return 0;
+	return 1;
 }
 
 /*
@@ -472,7 +475,7 @@ obix_turn_next(int *n, TimestampTz now, TimestampTz *due_at)
  */
 
 /*
- * The tide of a consumer's outbox now, 0 if it is not known.  To be read before
+ * The tide of a consumer's outbox now, 0 if it has no entry.  To be read before
  * the snapshot with which to look for events.
  */
 int64

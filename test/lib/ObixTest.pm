@@ -25,6 +25,7 @@ our @EXPORT = qw(
   start_pgbench finish_pgbench max_latency
   start_psql finish_psql
   processes_of launcher_pid worker_pid crash
+  make_handler consumer_ok consumers_ok dispatcher_pids no_dispatchers
   log_offset log_count unlike_log
   time usleep
 );
@@ -387,6 +388,70 @@ sub worker_pid
 		usleep(10_000);
 	}
 	die "no worker runs in $db";
+}
+
+# Make a function test.NAME for a consumer to call, from the statements of its
+# PL/pgSQL body: with "e" of type obix.event, with "e" of obix.event[], or
+# returning boolean.
+sub make_handler
+{
+	my ($node, $db, $name, $body, %params) = @_;
+	my $kind     = $params{kind} // 'handler';
+	my $argument = $kind eq 'gate' ? '' : $kind eq 'batch' ? 'e obix.event[]' : 'e obix.event';
+	my $result   = $kind eq 'gate' ? 'boolean' : 'void';
+	my $declare  = $params{declare} // '';
+
+	$node->safe_psql($db,
+		"CREATE OR REPLACE FUNCTION test.$name($argument) RETURNS $result LANGUAGE plpgsql AS \$handler\$ DECLARE $declare BEGIN $body END \$handler\$"
+	);
+	return;
+}
+
+# Wait until the status of a consumer satisfies a condition.
+sub consumer_ok
+{
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	my ($node, $db, $consumer, $condition, $name) = @_;
+
+	return consumers_ok($node, $db, "consumer = '$consumer'", $condition, $name);
+}
+
+# The same for all consumers that a WHERE clause selects.
+sub consumers_ok
+{
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	my ($node, $db, $where, $condition, $name) = @_;
+	my $good = $node->poll_query_until($db,
+		"SELECT count(*) > 0 AND bool_and($condition) FROM obix.consumer_status WHERE $where"
+	);
+
+	ok($good, $name);
+	diag(
+		$node->safe_psql($db,
+			"SELECT * FROM obix.consumer_status WHERE $where AND ($condition) IS NOT TRUE LIMIT 10"
+		)) unless $good;
+	return $good;
+}
+
+# The process ids of the dispatchers of a database.
+sub dispatcher_pids
+{
+	my ($node, $db) = @_;
+
+	return split /\n/,
+	  $node->safe_psql('postgres',
+		"SELECT pid FROM pg_stat_activity WHERE backend_type = 'obix dispatcher' AND datname = '$db' ORDER BY pid"
+	  );
+}
+
+# Wait until no dispatcher runs: every consumer has been served.
+sub no_dispatchers
+{
+	my ($node) = @_;
+
+	return $node->poll_query_until('postgres',
+		"SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'obix dispatcher'"
+	);
 }
 
 # Kill every process of the server at one moment, as a power failure would:
