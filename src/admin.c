@@ -200,7 +200,8 @@ obix_alter_outbox(PG_FUNCTION_ARGS)
 		row.premake = PG_GETARG_INT32(2);
 	obix_registry_update(&row);
 
-	shared = obix_try_attach(parent, known);
+	/* attaching could wait for whoever is attaching partitions */
+	shared = obix_find_outbox(relid, known->id);
 	if (shared != NULL)
 	{
 		(void) obix_xact(parent, shared);

@@ -478,6 +478,7 @@ run_part(ObixStep *step, void (*part) (ObixStep *step))
 		part(step);
 		PopActiveSnapshot();
 		CommitTransactionCommand();
+		obix_stop_timeout();
 		SetUserIdAndSecContext(userid, sec_context);
 	}
 	PG_CATCH();

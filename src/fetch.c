@@ -182,8 +182,8 @@ obix_fetch(PG_FUNCTION_ARGS)
 			obix_turn_idle(consumer.id, touched, tide);
 	}
 
-	/* nothing to keep from others */
-	if (delivery.reader.events == 0 && !state.own &&
+	/* nothing to keep from others, or a lease does that */
+	if ((delivery.reader.events == 0 || !PG_ARGISNULL(3)) && !state.own &&
 		ItemPointerEquals(&before, &state.tid))
 		unlock_consumer(consumer.id);
 	return (Datum) 0;

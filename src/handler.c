@@ -240,7 +240,7 @@ obix_handler_init(void)
 	timer = RegisterTimeout(USER_TIMEOUT, on_timeout);
 }
 
-/* After an error in a call: nothing is to be cancelled any more. */
+/* After the transaction of a call: nothing is to be cancelled any more. */
 void
 obix_stop_timeout(void)
 {
@@ -289,8 +289,9 @@ enter_stage(const ObixConsumer *consumer)
 }
 
 /*
- * End what a function may have left to be done at commit, while its time and
- * its settings are still in force.
+ * End what a function may have left to be done at commit, while its settings
+ * are still in force.  Its time goes on to the end of the commit, where what it
+ * has published is written.
  */
 static void
 leave_stage(int nestlevel)
@@ -298,7 +299,6 @@ leave_stage(int nestlevel)
 	AfterTriggerFireDeferred();
 	PortalHashTableDeleteAll();
 
-	disable_timeout(timer, false);
 	if (timeouts > 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_QUERY_CANCELED),

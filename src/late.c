@@ -363,6 +363,7 @@ obix_deliver_late(ObixDelivery *delivery)
 	ObixConsumerState *state = delivery->state;
 	TupleTableSlot *slot = MakeSingleTupleTableSlot(obix_event_desc(),
 													&TTSOpsVirtual);
+	ObixLateRange *open = NULL;
 	bool		changed = false;
 	bool		full = false;
 	ListCell   *cell;
@@ -379,7 +380,22 @@ obix_deliver_late(ObixDelivery *delivery)
 			reader->bytes >= reader->max_bytes)
 			break;
 		if (is_in_progress(range->holder))
+		{
+			/* several deliveries may have passed parts of it */
+			if (open != NULL && open->to == range->from - 1 &&
+				FullTransactionIdEquals(open->holder, range->holder))
+			{
+				obix_begin_spi(&saved);
+				obix_delete_ranges(delivery->consumer->id, open->from, range->from);
+				open->to = range->to;
+				insert_ranges(delivery->consumer->id, list_make1(open));
+				obix_end_spi(&saved);
+				changed = true;
+			}
+			else
+				open = range;
 			continue;
+		}
 		if (range->requeued)
 		{
 			pieces = deliver_requeued(delivery, range, slot);

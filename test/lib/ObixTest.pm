@@ -391,18 +391,20 @@ sub worker_pid
 }
 
 # Make a function test.NAME for a consumer to call, from the statements of its
-# PL/pgSQL body: with "e" of type obix.event, with "e" of obix.event[], or
-# returning boolean.
+# PL/pgSQL body.  kind: "handler", with an event "e", "batch", with an array
+# "e", or "gate".
 sub make_handler
 {
 	my ($node, $db, $name, $body, %params) = @_;
-	my $kind     = $params{kind} // 'handler';
-	my $argument = $kind eq 'gate' ? '' : $kind eq 'batch' ? 'e obix.event[]' : 'e obix.event';
-	my $result   = $kind eq 'gate' ? 'boolean' : 'void';
-	my $declare  = $params{declare} // '';
+	my $kind = $params{kind} // 'handler';
+	my %declared = (
+		handler => [ 'e obix.event',   'void' ],
+		batch   => [ 'e obix.event[]', 'void' ],
+		gate    => [ '',               'boolean' ]);
+	my ($argument, $result) = @{ $declared{$kind} };
 
 	$node->safe_psql($db,
-		"CREATE OR REPLACE FUNCTION test.$name($argument) RETURNS $result LANGUAGE plpgsql AS \$handler\$ DECLARE $declare BEGIN $body END \$handler\$"
+		"CREATE OR REPLACE FUNCTION test.$name($argument) RETURNS $result LANGUAGE plpgsql AS \$handler\$ BEGIN $body END \$handler\$"
 	);
 	return;
 }

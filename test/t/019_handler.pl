@@ -56,9 +56,10 @@ sub drawn
 # Basics
 #
 $node->safe_psql($db, q{SELECT obix.create_outbox('o')});
-make_handler($node, $db, 'one', q{PERFORM test.note('one', e);});
+make_handler($node, $db, 'one',   q{PERFORM test.note('one', e);});
 make_handler($node, $db, 'typed', q{PERFORM test.note('typed', e);});
-make_handler($node, $db, 'many', q{
+make_handler(
+	$node, $db, 'many', q{
 PERFORM nextval('test.calls');
 PERFORM test.note('many', x) FROM unnest(e) x;}, kind => 'batch');
 publish($node, $db, 'o', 3);
@@ -71,11 +72,12 @@ consumers_ok($node, $db, 'true', 'lag_events = 0', 'handlers get what was there'
 roll_back_inserts($node, $db, 'o', 2);
 $node->safe_psql(
 	$db, q{
-SELECT obix.publish('o', '"x"', type => 'a'), obix.publish('o', '"x"', type => 'c'), obix.publish('o', '"x"', type => 'b')});
+SELECT obix.publish('o', '"x"', type => 'a'), obix.publish('o', '"x"', type => 'c'), obix.publish('o', '"x"', type => 'b')}
+);
 consumers_ok($node, $db, 'true', 'lag_events = 0', 'and what comes');
-is(applied('one'), '1 2 3 6 7 8', 'each event once, in order, without placeholders');
-is(applied('many'), '3 6 7 8', 'a batch handler alone too, from its start on');
-is(applied('typed'), '6 8', 'only those of the types');
+is(applied('one'),   '1 2 3 6 7 8', 'each event once, in order, without placeholders');
+is(applied('many'),  '3 6 7 8',     'a batch handler alone too, from its start on');
+is(applied('typed'), '6 8',         'only those of the types');
 is( $node->safe_psql(
 		$db,
 		q{SELECT consumer, state, delivered, failed, dead_lettered, lag_events, lag, attempts, last_error IS NULL, last_event_at = (SELECT recorded_at FROM o WHERE sequence = 8)
@@ -97,15 +99,22 @@ is( $node->safe_psql(
 # What a handler publishes follows in the same transaction.
 $node->safe_psql($db, q{SELECT obix.create_outbox('next')});
 make_handler($node, $db, 'chain',
-	q{PERFORM obix.publish('next', e.payload, key => e.sequence::text); PERFORM obix.publish('next', '"more"');});
+	q{PERFORM obix.publish('next', e.payload, key => e.sequence::text); PERFORM obix.publish('next', '"more"');}
+);
 make_handler($node, $db, 'chained', q{PERFORM test.note('chained', e);});
 $node->safe_psql(
 	$db, q{
 SELECT obix.create_consumer('chain', 'o', handler => 'test.chain');
 SELECT obix.create_consumer('chained', 'next', handler => 'test.chained')});
 publish($node, $db, 'o', 100);
-consumer_ok($node, $db, 'chain', 'lag_events = 0 AND delivered = 108', 'a handler that publishes');
-consumer_ok($node, $db, 'chained', 'lag_events = 0 AND delivered = 216', 'and one that gets its events');
+consumer_ok(
+	$node, $db, 'chain',
+	'lag_events = 0 AND delivered = 108',
+	'a handler that publishes');
+consumer_ok(
+	$node, $db, 'chained',
+	'lag_events = 0 AND delivered = 216',
+	'and one that gets its events');
 is( $node->safe_psql(
 		$db,
 		q{SELECT count(*) FROM (SELECT key::bigint, lag(key::bigint) OVER (ORDER BY sequence) AS before FROM next WHERE key IS NOT NULL) k WHERE before >= key}
@@ -114,16 +123,21 @@ is( $node->safe_psql(
 	'keep the order');
 
 # A handler may use the consumer that it is called for.
-make_handler($node, $db, 'own', q{
+make_handler(
+	$node, $db, 'own', q{
 PERFORM test.note('own', e);
 IF e.sequence = 2 THEN PERFORM obix.pause('own'); END IF;
 IF e.sequence = 3 THEN PERFORM obix.seek('own', 6); END IF;
 IF e.sequence = 8 THEN PERFORM obix.drop_consumer('own'); END IF;});
 $node->safe_psql($db,
 	q{SELECT obix.create_consumer('own', 'o', handler => 'test.own', batch_size => 1)});
-consumer_ok($node, $db, 'own', q{state = 'paused' AND "cursor" = 2}, 'a handler can pause its consumer');
+consumer_ok(
+	$node, $db, 'own',
+	q{state = 'paused' AND "cursor" = 2},
+	'a handler can pause its consumer');
 $node->safe_psql($db, q{SELECT obix.resume('own')});
-poll_ok($node, $db, q{SELECT count(*) = 0 FROM obix.consumer WHERE consumer = 'own'}, 'and drop it');
+poll_ok($node, $db, q{SELECT count(*) = 0 FROM obix.consumer WHERE consumer = 'own'},
+	'and drop it');
 is(applied('own'), '1 2 3 7 8', 'and move it');
 $node->safe_psql($db, q{SELECT obix.drop_consumer(consumer) FROM obix.consumer});
 
@@ -137,14 +151,16 @@ CREATE SEQUENCE test.batches;
 CREATE SEQUENCE test.poison;
 CREATE SEQUENCE test.batch_at;
 CREATE SEQUENCE test.single_at MAXVALUE 1000000});
-make_handler($node, $db, 'hundred', q{
+make_handler(
+	$node, $db, 'hundred', q{
 IF test.drawn('test.single_at') = 0 THEN PERFORM setval('test.single_at', nextval('test.calls')); END IF;
 INSERT INTO test.applied (consumer, sequence) VALUES ('hundred', e.sequence);
 IF e.payload = '37' THEN
 	PERFORM nextval('test.poison');
 	RAISE EXCEPTION 'poison';
 END IF;});
-make_handler($node, $db, 'hundreds', q{
+make_handler(
+	$node, $db, 'hundreds', q{
 PERFORM nextval('test.batches'), setval('test.batch_at', nextval('test.calls'));
 INSERT INTO test.applied (consumer, sequence) SELECT 'hundred', x.sequence FROM unnest(e) x;
 IF EXISTS (SELECT FROM unnest(e) x WHERE x.payload = '37') THEN RAISE EXCEPTION 'poison among %', cardinality(e); END IF;},
@@ -155,7 +171,10 @@ SELECT obix.create_consumer('hundred', 'hundred', handler => 'test.hundred', bat
 	on_failure => 'dead_letter', max_attempts => 3, backoff => '20 ms')});
 no_dispatchers($node);
 publish($node, $db, 'hundred', 100);
-consumer_ok($node, $db, 'hundred', 'lag_events = 0 AND dead_lettered = 1', 'event 37 of 100 is poison');
+consumer_ok(
+	$node, $db, 'hundred',
+	'lag_events = 0 AND dead_lettered = 1',
+	'event 37 of 100 is poison');
 is( $node->safe_psql(
 		$db,
 		q{SELECT count(*), count(DISTINCT sequence), min(sequence), max(sequence), sum(sequence) FROM test.applied WHERE consumer = 'hundred'}
@@ -185,14 +204,18 @@ is(drawn('batches'), '2', 'as batches');
 # the handler.
 make_handler($node, $db, 'hundred', q{PERFORM test.note('requeued', e);});
 $node->safe_psql($db, q{SELECT obix.requeue('hundred', 37)});
-consumer_ok($node, $db, 'hundred', 'delivered = 130 AND late_ranges = 0', 'a dead letter is delivered again');
+consumer_ok(
+	$node, $db, 'hundred',
+	'delivered = 130 AND late_ranges = 0',
+	'a dead letter is delivered again');
 is($node->safe_psql($db, 'SELECT count(*) FROM obix.dead_letter'), '0', 'and is none any more');
-is(applied('requeued'), '37', 'it was that event');
+is(applied('requeued'),                                            '37', 'it was that event');
 $node->safe_psql($db, q{SELECT obix.drop_consumer('hundred')});
 
 # Where there is a batch handler alone, it gets the events one by one.
 $node->safe_psql($db, q{CREATE SEQUENCE test.sizes});
-make_handler($node, $db, 'lone_batch', q{
+make_handler(
+	$node, $db, 'lone_batch', q{
 PERFORM nextval('test.sizes');
 PERFORM test.note('lone_batch', x) FROM unnest(e) x;
 IF EXISTS (SELECT FROM unnest(e) x WHERE x.payload = '3') THEN RAISE EXCEPTION 'poison'; END IF;},
@@ -203,9 +226,12 @@ SELECT obix.create_outbox('lone');
 SELECT obix.create_consumer('lone_batch', 'lone', batch_handler => 'test.lone_batch',
 	on_failure => 'dead_letter', max_attempts => 1)});
 publish($node, $db, 'lone', 5);
-consumer_ok($node, $db, 'lone_batch', 'lag_events = 0 AND dead_lettered = 1', 'a batch handler alone');
+consumer_ok(
+	$node, $db, 'lone_batch',
+	'lag_events = 0 AND dead_lettered = 1',
+	'a batch handler alone');
 is(applied('lone_batch'), '1 2 4 5', 'gets events one by one after a failure');
-is(drawn('sizes'), '6', 'in one batch and five calls');
+is(drawn('sizes'),        '6',       'in one batch and five calls');
 $node->safe_psql($db, q{SELECT obix.drop_consumer('lone_batch')});
 
 #
@@ -214,33 +240,35 @@ $node->safe_psql($db, q{SELECT obix.drop_consumer('lone_batch')});
 $node->safe_psql(
 	$db, q{
 SELECT obix.create_outbox('three');
-CREATE TABLE test.deferred (n integer, CONSTRAINT deferred_key UNIQUE (n) DEFERRABLE INITIALLY DEFERRED)});
+CREATE TABLE test.deferred (n integer, CONSTRAINT deferred_key UNIQUE (n) DEFERRABLE INITIALLY DEFERRED)}
+);
 my %poisons = (
-	error => [ q{RAISE EXCEPTION 'this fails';}, 'this fails' ],
-	long  => [ q{RAISE EXCEPTION '%', repeat('é', 10000);}, '(é){100,}' ],
-	null  => [ q{RAISE EXCEPTION USING ERRCODE = 'P0001', MESSAGE = '';}, '' ],
+	error   => [ q{RAISE EXCEPTION 'this fails';},                          'this fails' ],
+	long    => [ q{RAISE EXCEPTION '%', repeat('é', 10000);},               '(é){100,}' ],
+	null    => [ q{RAISE EXCEPTION USING ERRCODE = 'P0001', MESSAGE = '';}, '' ],
 	timeout => [ q{PERFORM pg_sleep(600);}, 'longer than its timeout of 200 ms' ],
 	# each timeout is caught, until the process is terminated
 	stubborn => [
 		q{LOOP BEGIN PERFORM pg_sleep(600); EXCEPTION WHEN query_canceled THEN NULL; END; END LOOP;},
-		'process ended'
-	],
+		'process ended' ],
 	# caught once: it has been too long all the same
 	catching => [
 		q{BEGIN PERFORM pg_sleep(600); EXCEPTION WHEN query_canceled THEN NULL; END;},
-		'longer than its timeout'
-	],
-	deferred => [ q{INSERT INTO test.deferred VALUES (1), (1);}, 'deferred_key' ],
+		'longer than its timeout' ],
+	deferred      => [ q{INSERT INTO test.deferred VALUES (1), (1);}, 'deferred_key' ],
 	slow_deferred => [ q{INSERT INTO test.slow VALUES (1);}, 'longer than its timeout' ],
 	# the trigger defers itself once more, to the commit
 	slow_commit => [ q{INSERT INTO test.slow_commit VALUES (1);}, 'longer than its timeout' ],
-	commits   => [ q{COMMIT;}, 'invalid transaction termination' ],
-	rolls_back => [ q{ROLLBACK;}, 'invalid transaction termination' ],
-	suicide => [ q{PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(600);}, 'process ended' ],
-	cancel  => [ q{PERFORM pg_cancel_backend(pg_backend_pid()); PERFORM pg_sleep(600);}, 'cancel' ],
-	memory  => [ q{RAISE out_of_memory;}, 'out_of_memory' ],
-	allocation => [ q{PERFORM array_fill(1, ARRAY[100000000, 100]);}, '' ],
-	stack => [ q{PERFORM test.deeper();}, 'stack depth' ],
+	commits     => [ q{COMMIT;},   'invalid transaction termination' ],
+	rolls_back  => [ q{ROLLBACK;}, 'invalid transaction termination' ],
+	suicide     => [
+		q{PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(600);},
+		'process ended' ],
+	cancel =>
+	  [ q{PERFORM pg_cancel_backend(pg_backend_pid()); PERFORM pg_sleep(600);}, 'cancel' ],
+	memory        => [ q{RAISE out_of_memory;},                          'out_of_memory' ],
+	allocation    => [ q{PERFORM array_fill(1, ARRAY[100000000, 100]);}, '' ],
+	stack         => [ q{PERFORM test.deeper();},                        'stack depth' ],
 	serialization => [ q{RAISE serialization_failure;}, 'serialization_failure' ]);
 $node->safe_psql(
 	$db, q{
@@ -259,7 +287,8 @@ BEGIN
 	END IF;
 	RETURN NULL;
 END $$;
-CREATE CONSTRAINT TRIGGER sleep AFTER INSERT ON test.slow_commit DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION test.sleep_again()});
+CREATE CONSTRAINT TRIGGER sleep AFTER INSERT ON test.slow_commit DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION test.sleep_again()}
+);
 foreach my $name (sort keys %poisons)
 {
 	$node->safe_psql($db, "CREATE SEQUENCE test.p_${name}_calls");
@@ -273,7 +302,10 @@ foreach my $name (sort keys %poisons)
 make_handler($node, $db, 'good', q{PERFORM test.note('good', e);});
 $node->safe_psql($db, q{SELECT obix.create_consumer('good', 'three', handler => 'test.good')});
 publish($node, $db, 'three', 3);
-consumers_ok($node, $db, q{consumer ~ '^p_'}, 'lag_events = 0 AND dead_lettered = 1',
+consumers_ok(
+	$node, $db,
+	q{consumer ~ '^p_'},
+	'lag_events = 0 AND dead_lettered = 1',
 	'every way to fail ends in a dead letter');
 foreach my $name (sort keys %poisons)
 {
@@ -282,7 +314,9 @@ foreach my $name (sort keys %poisons)
 	is(drawn("p_${name}_calls"), '3', "$name: it was tried as often as it may");
 	like(
 		$node->safe_psql(
-			$db, "SELECT sequence, attempts, error FROM obix.dead_letter WHERE consumer = 'p_$name'"),
+			$db,
+			"SELECT sequence, attempts, error FROM obix.dead_letter WHERE consumer = 'p_$name'"
+		),
 		qr/^2\|2\|.*$poisons{$name}[1]/s,
 		"$name: the dead letter says why");
 }
@@ -292,21 +326,28 @@ $node->safe_psql($db, q{SELECT obix.drop_consumer(consumer) FROM obix.consumer})
 #
 # Stop and resume
 #
-make_handler($node, $db, 'stop', q{
+make_handler(
+	$node, $db, 'stop', q{
 IF e.payload = '2' THEN PERFORM nextval('test.stop_calls'); RAISE EXCEPTION 'no'; END IF;
 PERFORM test.note('stop', e);});
-make_handler($node, $db, 'suicidal', q{
+make_handler(
+	$node, $db, 'suicidal', q{
 IF e.payload = '2' THEN PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(600); END IF;
 PERFORM test.note('suicidal', e);});
 $node->safe_psql(
 	$db, q{
 CREATE SEQUENCE test.stop_calls;
 SELECT obix.create_consumer('stop', 'three', handler => 'test.stop', max_attempts => 2, backoff => '20 ms');
-SELECT obix.create_consumer('suicidal', 'three', handler => 'test.suicidal', max_attempts => 2, backoff => '20 ms')});
-consumers_ok($node, $db, 'true', q{state = 'stopped' AND attempts = 2 AND attempt_sequence = 2 AND "cursor" = 1},
+SELECT obix.create_consumer('suicidal', 'three', handler => 'test.suicidal', max_attempts => 2, backoff => '20 ms')}
+);
+consumers_ok(
+	$node, $db, 'true',
+	q{state = 'stopped' AND attempts = 2 AND attempt_sequence = 2 AND "cursor" = 1},
 	'after max_attempts it stops');
-is( $node->safe_psql($db, q{SELECT last_error FROM obix.consumer_status WHERE consumer = 'stop'}),
-	'no', 'and says why');
+is( $node->safe_psql(
+		$db, q{SELECT last_error FROM obix.consumer_status WHERE consumer = 'stop'}),
+	'no',
+	'and says why');
 publish($node, $db, 'three', 1);
 no_dispatchers($node);
 is(drawn('stop_calls'), '3', 'and is not called any more');
@@ -315,20 +356,31 @@ consumer_ok($node, $db, 'stop', q{state = 'stopped'}, 'resumed in vain, it stops
 is(drawn('stop_calls'), '5', 'after as many attempts');
 make_handler($node, $db, $_, qq{PERFORM test.note('$_', e);}) foreach ('stop', 'suicidal');
 $node->safe_psql($db, q{SELECT obix.resume(consumer) FROM obix.consumer});
-consumers_ok($node, $db, 'true', q{state = 'active' AND lag_events = 0}, 'mended and resumed, it goes on');
+consumers_ok(
+	$node, $db, 'true',
+	q{state = 'active' AND lag_events = 0},
+	'mended and resumed, it goes on');
 is(applied($_), '1 2 3 4', 'where it was') foreach ('stop', 'suicidal');
 
 # max_attempts NULL never gives up; it waits longer each time.
-make_handler($node, $db, 'stop', q{IF e.payload = '5' THEN PERFORM nextval('test.forever'); RAISE EXCEPTION 'no'; END IF;});
+make_handler($node, $db, 'stop',
+	q{IF e.payload = '5' THEN PERFORM nextval('test.forever'); RAISE EXCEPTION 'no'; END IF;});
 $node->safe_psql(
 	$db, q{
 CREATE SEQUENCE test.forever;
 SELECT obix.alter_consumer('stop', backoff => '1 ms', max_backoff => '2 ms', clear => '{max_attempts}');
 SELECT obix.publish('three', '5')});
-consumer_ok($node, $db, 'stop', q{state = 'retrying' AND attempts > 100 AND failed > 100 AND retry_at IS NOT NULL},
+consumer_ok(
+	$node, $db, 'stop',
+	q{state = 'retrying' AND attempts > 100 AND failed > 100 AND retry_at IS NOT NULL},
 	'without max_attempts it tries for ever');
-$node->safe_psql($db, q{SELECT obix.alter_consumer('stop', backoff => '1 h', max_backoff => '1 h')});
-consumer_ok($node, $db, 'stop', q{state = 'retrying' AND retry_at > now() + interval '20 min' AND retry_at < now() + interval '61 min'},
+$node->safe_psql($db,
+	q{SELECT obix.alter_consumer('stop', backoff => '1 h', max_backoff => '1 h')});
+consumer_ok(
+	$node,
+	$db,
+	'stop',
+	q{state = 'retrying' AND retry_at > now() + interval '20 min' AND retry_at < now() + interval '61 min'},
 	'and waits as long as it is told');
 no_dispatchers($node);
 my $forever = drawn('forever');
@@ -342,7 +394,8 @@ $node->safe_psql($db, q{SELECT obix.drop_consumer(consumer) FROM obix.consumer})
 # pause and resume
 #
 $node->safe_psql($db, q{SELECT obix.create_outbox('p')});
-make_handler($node, $db, 'paused', q{
+make_handler(
+	$node, $db, 'paused', q{
 IF e.payload = '"lock"' THEN PERFORM pg_advisory_xact_lock(1); END IF;
 PERFORM test.note('paused', e);});
 make_handler($node, $db, 'not_paused', q{PERFORM test.note('not_paused', e);});
@@ -354,24 +407,43 @@ SELECT obix.pause('paused')});
 publish($node, $db, 'p', 2);
 consumer_ok($node, $db, 'not_paused', 'lag_events = 0', 'one of two is paused');
 no_dispatchers($node);
-is( $node->safe_psql($db, q{SELECT state, "cursor", lag_events, lag > '0' FROM obix.consumer_status WHERE consumer = 'paused'}),
-	'paused|0|2|t', 'it keeps its place');
+is( $node->safe_psql(
+		$db,
+		q{SELECT state, "cursor", lag_events, lag > '0' FROM obix.consumer_status WHERE consumer = 'paused'}
+	),
+	'paused|0|2|t',
+	'it keeps its place');
 $node->safe_psql($db, q{SELECT obix.resume('paused')});
-consumer_ok($node, $db, 'paused', q{state = 'active' AND lag_events = 0}, 'resumed, it goes on');
+consumer_ok($node, $db, 'paused', q{state = 'active' AND lag_events = 0},
+	'resumed, it goes on');
 
 # What is being delivered when it is paused may end.
 my $holder = $node->background_psql($db);
 $holder->query_safe('SELECT pg_advisory_lock(1)');
 $node->safe_psql($db, q{SELECT obix.publish('p', '"lock"')});
-poll_ok($node, $db, q{SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'obix dispatcher' AND wait_event = 'advisory'},
+poll_ok(
+	$node,
+	$db,
+	q{SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'obix dispatcher' AND wait_event = 'advisory'},
 	'a handler is running');
 like(
-	$node->safe_psql($db, q{SELECT query FROM pg_stat_activity WHERE backend_type = 'obix dispatcher' AND wait_event = 'advisory'}),
-	qr/consumer "paused": test.paused/, 'pg_stat_activity shows which');
-is( $node->safe_psql($db, q{SELECT dispatcher_pid = (SELECT pid FROM pg_stat_activity WHERE wait_event = 'advisory') FROM obix.consumer_status WHERE consumer = 'paused'}),
-	't', 'and the status in which process');
+	$node->safe_psql(
+		$db,
+		q{SELECT query FROM pg_stat_activity WHERE backend_type = 'obix dispatcher' AND wait_event = 'advisory'}
+	),
+	qr/consumer "paused": test.paused/,
+	'pg_stat_activity shows which');
+is( $node->safe_psql(
+		$db,
+		q{SELECT dispatcher_pid = (SELECT pid FROM pg_stat_activity WHERE wait_event = 'advisory') FROM obix.consumer_status WHERE consumer = 'paused'}
+	),
+	't',
+	'and the status in which process');
 $node->safe_psql($db, q{SELECT obix.pause('paused'); SELECT obix.publish('p', '4')});
-consumer_ok($node, $db, 'not_paused', 'lag_events = 0', 'pausing it waits for nobody, and others go on');
+consumer_ok(
+	$node, $db, 'not_paused',
+	'lag_events = 0',
+	'pausing it waits for nobody, and others go on');
 $holder->query_safe('SELECT pg_advisory_unlock(1)');
 no_dispatchers($node);
 is(applied('paused'), '1 2 3', 'what was being delivered is, and no more');
@@ -387,8 +459,10 @@ $node->reload;
 $node->poll_query_until($db, q{SELECT current_setting('obix.dispatch_workers') = '0'});
 publish($node, $db, 'p', 5);
 ok(no_dispatchers($node), 'switched off, no dispatcher runs');
-is( $node->safe_psql($db, q{SELECT DISTINCT "cursor", lag_events, state FROM obix.consumer_status}),
-	'4|5|active', 'and nothing is delivered');
+is( $node->safe_psql(
+		$db, q{SELECT DISTINCT "cursor", lag_events, state FROM obix.consumer_status}),
+	'4|5|active',
+	'and nothing is delivered');
 $node->append_conf('postgresql.conf', 'obix.dispatch_workers = 2');
 $node->reload;
 consumers_ok($node, $db, 'true', 'lag_events = 0', 'switched on, everything is');
@@ -396,7 +470,9 @@ consumers_ok($node, $db, 'true', 'lag_events = 0', 'switched on, everything is')
 # Off while a handler runs: it ends, and then the dispatcher leaves.
 $holder->query_safe('SELECT pg_advisory_lock(1)');
 $node->safe_psql($db, q{SELECT obix.publish('p', '"lock"')});
-$node->poll_query_until($db, q{SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'obix dispatcher' AND wait_event = 'advisory'});
+$node->poll_query_until($db,
+	q{SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'obix dispatcher' AND wait_event = 'advisory'}
+);
 $node->append_conf('postgresql.conf', 'obix.dispatch_workers = 0');
 $node->reload;
 $holder->query_safe('SELECT pg_advisory_unlock(1)');
@@ -412,14 +488,16 @@ $node->safe_psql($db, q{SELECT obix.drop_consumer(consumer) FROM obix.consumer})
 #
 # gate
 #
-$node->safe_psql($db, q{
+$node->safe_psql(
+	$db, q{
 SELECT obix.create_outbox('g');
 CREATE TABLE test.flag (open boolean);
 INSERT INTO test.flag VALUES (false)});
-make_handler($node, $db, 'gate', q{
+make_handler(
+	$node, $db, 'gate', q{
 RAISE LOG 'gate asked';
 RETURN (SELECT open FROM test.flag);}, kind => 'gate');
-make_handler($node, $db, 'gated', q{PERFORM test.note('gated', e);});
+make_handler($node, $db, 'gated',   q{PERFORM test.note('gated', e);});
 make_handler($node, $db, 'ungated', q{PERFORM test.note('ungated', e);});
 no_workers($node);
 my $offset = log_offset($node);
@@ -432,16 +510,21 @@ consumer_ok($node, $db, 'ungated', 'lag_events = 0', 'one of two has a gate that
 $node->wait_for_log(qr/(gate asked.*){2}/s, $offset);
 no_workers($node);
 $offset = log_offset($node);
-my $row = q{SELECT ctid, xmin FROM obix.consumer_state WHERE id = (SELECT id FROM obix.consumer WHERE consumer = 'gated')};
+my $row =
+  q{SELECT ctid, xmin FROM obix.consumer_state WHERE id = (SELECT id FROM obix.consumer WHERE consumer = 'gated')};
 publish($node, $db, 'g', 1);
 consumer_ok($node, $db, 'ungated', 'lag_events = 0', 'more events come');
-my $asked = log_count($node, qr/gate asked/, $offset);
+my $asked  = log_count($node, qr/gate asked/, $offset);
 my $before = $node->safe_psql($db, "SELECT pg_current_wal_insert_lsn(); $row");
 $node->wait_for_log(qr/(gate asked.*){@{[$asked + 3]}}/s, $offset);
-is($node->safe_psql($db, "SELECT pg_current_wal_insert_lsn(); $row"), $before,
-	'asking costs nothing but the call');
-is( $node->safe_psql($db, q{SELECT state, "cursor", lag_events FROM obix.consumer_status WHERE consumer = 'gated'}),
-	'active|0|4', 'the consumer keeps its place');
+is($node->safe_psql($db, "SELECT pg_current_wal_insert_lsn(); $row"),
+	$before, 'asking costs nothing but the call');
+is( $node->safe_psql(
+		$db,
+		q{SELECT state, "cursor", lag_events FROM obix.consumer_status WHERE consumer = 'gated'}
+	),
+	'active|0|4',
+	'the consumer keeps its place');
 
 # It is asked once a second at most.
 my ($last, $soonest);
@@ -467,12 +550,15 @@ no_dispatchers($node);
 $asked = log_count($node, qr/gate asked/, $offset);
 publish($node, $db, 'g', 500);
 consumer_ok($node, $db, 'gated', 'lag_events = 0 AND delivered = 504', 'an open gate');
-cmp_ok(log_count($node, qr/gate asked/, $offset) - $asked, '<', 100, 'is not asked for every event');
+cmp_ok(log_count($node, qr/gate asked/, $offset) - $asked,
+	'<', 100, 'is not asked for every event');
 
 # One that fails parks the consumer.
 make_handler($node, $db, 'gate', q{RAISE EXCEPTION 'gate is stuck';}, kind => 'gate');
 publish($node, $db, 'g', 1);
-consumer_ok($node, $db, 'gated', q{state = 'parked' AND last_error = 'gate is stuck' AND attempts = 0 AND lag_events = 1},
+consumer_ok(
+	$node, $db, 'gated',
+	q{state = 'parked' AND last_error = 'gate is stuck' AND attempts = 0 AND lag_events = 1},
 	'a gate that fails parks the consumer');
 make_handler($node, $db, 'gate', q{RETURN true;}, kind => 'gate');
 $node->safe_psql($db, q{SELECT obix.resume('gated')});
@@ -485,7 +571,8 @@ $node->safe_psql($db, q{SELECT obix.drop_consumer(consumer) FROM obix.consumer})
 # commit.  One dispatcher serves both.
 #
 no_dispatchers($node);
-$node->append_conf('postgresql.conf', "obix.dispatch_workers = 1\nobix.worker_linger = '4 s'\n");
+$node->append_conf('postgresql.conf',
+	"obix.dispatch_workers = 1\nobix.worker_linger = '4 s'\n");
 $node->reload;
 $node->poll_query_until($db, q{SELECT current_setting('obix.dispatch_workers') = '1'});
 $node->safe_psql(
@@ -520,11 +607,15 @@ BEGIN
 	END IF;
 	RETURN NULL;
 END $$;
-CREATE CONSTRAINT TRIGGER again AFTER INSERT ON test.again DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION test.defer_again()});
-make_handler($node, $db, 'leave', q{
+CREATE CONSTRAINT TRIGGER again AFTER INSERT ON test.again DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION test.defer_again()}
+);
+make_handler(
+	$node, $db, 'leave', q{
 INSERT INTO test.pids VALUES ('first', pg_backend_pid());
-IF e.payload = '"call"' THEN PERFORM test.leave(); ELSE INSERT INTO test.again VALUES (1); END IF;});
-make_handler($node, $db, 'look', q{
+IF e.payload = '"call"' THEN PERFORM test.leave(); ELSE INSERT INTO test.again VALUES (1); END IF;}
+);
+make_handler(
+	$node, $db, 'look', q{
 INSERT INTO test.pids VALUES ('second', pg_backend_pid());
 INSERT INTO test.seen
 SELECT name, setting FROM pg_settings
@@ -534,20 +625,28 @@ UNION ALL SELECT 'table', relname FROM pg_class WHERE relname = 'leaked'
 UNION ALL SELECT 'statement', name FROM pg_prepared_statements WHERE from_sql
 UNION ALL SELECT 'cursor', name FROM pg_cursors WHERE name = 'leaked'
 UNION ALL SELECT 'lock', objid::text FROM pg_locks WHERE locktype = 'advisory';});
-$node->safe_psql($db, q{SELECT obix.create_consumer('second', 'second', handler => 'test.look')});
+$node->safe_psql($db,
+	q{SELECT obix.create_consumer('second', 'second', handler => 'test.look')});
 $node->safe_psql($db, q{SELECT obix.publish('second', '1')});
 consumer_ok($node, $db, 'second', 'delivered = 1', 'what a clean session looks like');
 my $clean = $node->safe_psql($db, 'SELECT * FROM test.seen ORDER BY name, value');
-$node->safe_psql($db, q{SELECT obix.create_consumer('first', 'first', handler => 'test.leave', max_attempts => 1)});
+$node->safe_psql($db,
+	q{SELECT obix.create_consumer('first', 'first', handler => 'test.leave', max_attempts => 1)}
+);
 foreach my $when ('call', 'commit')
 {
-	$node->safe_psql($db, qq{TRUNCATE test.seen, test.pids; SELECT obix.publish('first', '"$when"')});
-	consumer_ok($node, $db, 'first', q{lag_events = 0}, "$when: a handler leaves things in its session");
+	$node->safe_psql($db,
+		qq{TRUNCATE test.seen, test.pids; SELECT obix.publish('first', '"$when"')});
+	consumer_ok(
+		$node, $db, 'first',
+		q{lag_events = 0},
+		"$when: a handler leaves things in its session");
 	$node->safe_psql($db, q{SELECT obix.publish('second', '1')});
 	consumer_ok($node, $db, 'second', 'lag_events = 0', "$when: another is called");
 	is($node->safe_psql($db, 'SELECT count(*), count(DISTINCT pid) FROM test.pids'),
 		'2|1', "$when: by the same process");
-	is($node->safe_psql($db, 'SELECT * FROM test.seen ORDER BY name, value'), $clean, "$when: and finds nothing of it");
+	is($node->safe_psql($db, 'SELECT * FROM test.seen ORDER BY name, value'),
+		$clean, "$when: and finds nothing of it");
 }
 
 $node->stop;

@@ -17,8 +17,8 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $db   = 'postgres';
-my $node = new_node('main', conf => "obix.dispatch_workers = 1\n");
+my $db          = 'postgres';
+my $node        = new_node('main', conf => "obix.dispatch_workers = 1\n");
 my $as_attacker = [ '-U', 'regress_obix_attacker' ];
 
 setup_database($node, $db);
@@ -136,7 +136,6 @@ BEGIN
 END $$;
 CREATE CONSTRAINT TRIGGER escape AFTER INSERT ON evil.queue DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION evil.on_queue();
 
--- a table whose deferred check calls a function
 CREATE FUNCTION evil.gate() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM evil.escape('gate');
@@ -198,7 +197,9 @@ SELECT obix.create_consumer('attack', 'public.o', handler => 'evil.handler', bat
 # types that obix compares, for the attacker's search_path and in public.
 foreach my $schema ('evil', 'public')
 {
-	foreach my $type ('integer', 'bigint', 'text', 'uuid', 'oid', 'boolean', 'timestamptz', 'name', 'jsonb')
+	foreach my $type (
+		'integer',     'bigint', 'text', 'uuid', 'oid', 'boolean',
+		'timestamptz', 'name',   'jsonb')
 	{
 		$node->safe_psql(
 			$db, qq{
@@ -232,21 +233,33 @@ CREATE VIEW $schema.consumer_late AS SELECT evil.record('view in $schema')},
 # In a dispatcher
 #
 my $offset = log_offset($node);
-my @places = ('nothing', 'trigger', 'again', 'cursor', 'temporary', 'notify', 'error', 'raise', 'caught', 'shadow', 'nothing', 'nothing');
-$node->safe_psql($db,
-	join(', ', 'SELECT ' . "obix.publish('o', '\"start\"', type => 'attack')", map { "obix.publish('o', '\"$_\"', type => 'attack', key => '$_')" } @places));
-consumer_ok($node, $db, 'attack', q{lag_events = 0 AND dead_lettered = 2 AND delivered = 11}, 'the attack has ended');
+my @places = (
+	'nothing', 'trigger', 'again',  'cursor', 'temporary', 'notify',
+	'error',   'raise',   'caught', 'shadow', 'nothing',   'nothing');
+$node->safe_psql(
+	$db,
+	join(', ',
+		'SELECT ' . "obix.publish('o', '\"start\"', type => 'attack')",
+		map { "obix.publish('o', '\"$_\"', type => 'attack', key => '$_')" } @places));
+consumer_ok(
+	$node, $db, 'attack',
+	q{lag_events = 0 AND dead_lettered = 2 AND delivered = 11},
+	'the attack has ended');
 is( $node->safe_psql(
-		$db, q{SELECT string_agg(key || ': ' || error, ', ' ORDER BY sequence) FROM obix.dead_letter}),
+		$db,
+		q{SELECT string_agg(key || ': ' || error, ', ' ORDER BY sequence) FROM obix.dead_letter}
+	),
 	'error: error at commit, raise: error in the handler',
 	'what fails is a dead letter');
 
 # A cursor may be closed unread.
 sub places
 {
-	return $node->safe_psql($db, q{SELECT string_agg(DISTINCT place, ', ' ORDER BY place) FROM evil.seen WHERE place !~ '^cursor'});
+	return $node->safe_psql($db,
+		q{SELECT string_agg(DISTINCT place, ', ' ORDER BY place) FROM evil.seen WHERE place !~ '^cursor'}
+	);
 }
-is(places(),
+is( places(),
 	'after a subtransaction, gate, handler, trigger again, trigger cursor, trigger gate, trigger notify, trigger temporary, trigger trigger',
 	'it ran everywhere, and no operator, function, table or type of its own was met');
 like(
@@ -254,15 +267,19 @@ like(
 	qr/shout index regress_obix_attacker.*shout default regress_obix_attacker.*shout index at commit regress_obix_attacker/s,
 	'also where it left no trace');
 unlike_log($node, qr/shout .* (?!regress_obix_attacker)\w+$/, 'never as anybody else', $offset);
-is( $node->safe_psql($db, q{SELECT string_agg(DISTINCT usr, ', ') FROM evil.seen}),
-	'regress_obix_attacker',
-	'always as the owner of the consumer');
-is( $node->safe_psql($db, q{SELECT string_agg(DISTINCT what, ', ') FROM evil.seen WHERE what IS NOT NULL}),
-	'', 'no attempt to escape succeeded');
+is($node->safe_psql($db, q{SELECT string_agg(DISTINCT usr, ', ') FROM evil.seen}),
+	'regress_obix_attacker', 'always as the owner of the consumer');
+is( $node->safe_psql(
+		$db, q{SELECT string_agg(DISTINCT what, ', ') FROM evil.seen WHERE what IS NOT NULL}),
+	'',
+	'no attempt to escape succeeded');
 
 # The session is as it was: somebody else's handler runs in it as its owner.
 $node->safe_psql($db, q{SELECT obix.publish('v', '1')});
-consumer_ok($node, $db, 'victim', q{state = 'active' AND delivered = 1 AND "cursor" = 1}, 'others are served as before');
+consumer_ok(
+	$node, $db, 'victim',
+	q{state = 'active' AND delivered = 1 AND "cursor" = 1},
+	'others are served as before');
 
 #
 # A handler that is somebody else's SECURITY DEFINER function: it runs as its
@@ -280,7 +297,10 @@ END $$;
 ALTER FUNCTION evil.handler OWNER TO regress_obix_victim;
 SELECT obix.alter_consumer('attack', clear => '{gate,batch_handler}');
 SELECT obix.publish('o', '1', type => 'attack')});
-consumer_ok($node, $db, 'attack', q{lag_events = 0 AND delivered = 12}, 'a handler with SECURITY DEFINER');
+consumer_ok(
+	$node, $db, 'attack',
+	q{lag_events = 0 AND delivered = 12},
+	'a handler with SECURITY DEFINER');
 is( $node->safe_psql(
 		$db, q{SELECT string_agg(DISTINCT place || ' as ' || usr, ', ') FROM evil.seen}),
 	'definer as regress_obix_victim, trigger definer again as regress_obix_attacker, trigger definer as regress_obix_attacker',
@@ -293,7 +313,8 @@ is( $node->safe_psql(
 $node->safe_psql($db, 'TRUNCATE evil.seen');
 foreach my $user ('regress_obix_attacker', 'postgres')
 {
-	foreach my $path ('evil, pg_catalog', 'public, pg_catalog, pg_temp', 'pg_temp, evil, pg_catalog')
+	foreach
+	  my $path ('evil, pg_catalog', 'public, pg_catalog, pg_temp', 'pg_temp, evil, pg_catalog')
 	{
 		my ($result, $stdout, $stderr) = $node->psql(
 			$db, qq{
@@ -327,14 +348,22 @@ is(places(), '', 'and meets nothing of the attacker');
 # Nobody makes or gets a consumer of another role
 #
 foreach my $case (
-	[ q{SELECT obix.alter_consumer('attack', owner => 'postgres')}, qr/must be able to SET ROLE|must be member of role/ ],
-	[ q{SELECT obix.alter_consumer('attack', owner => 'regress_obix_victim')}, qr/must be able to SET ROLE|must be member of role/ ],
-	[ q{SELECT obix.alter_consumer('victim', handler => 'evil.handler')}, qr/permission denied for consumer "victim"/ ],
-	[ q{SELECT obix.alter_consumer('victim', owner => 'regress_obix_attacker')}, qr/permission denied for consumer "victim"/ ],
-	[ q{UPDATE obix.consumer SET owner = 'postgres' WHERE consumer = 'attack'}, qr/permission denied for table consumer/ ],
-	[ q{INSERT INTO obix.consumer SELECT 99, 'x', outbox, 'postgres' FROM obix.consumer LIMIT 1}, qr/permission denied for table consumer/ ],
-	[ q{SELECT obix.create_consumer('more', 'v', handler => 'evil.handler')}, qr/permission denied for table v/ ],
-	[ q{SELECT obix.create_consumer('more', 'o', handler => 'test.record')}, qr/does not exist|permission denied/ ])
+	[   q{SELECT obix.alter_consumer('attack', owner => 'postgres')},
+		qr/must be able to SET ROLE|must be member of role/ ],
+	[   q{SELECT obix.alter_consumer('attack', owner => 'regress_obix_victim')},
+		qr/must be able to SET ROLE|must be member of role/ ],
+	[   q{SELECT obix.alter_consumer('victim', handler => 'evil.handler')},
+		qr/permission denied for consumer "victim"/ ],
+	[   q{SELECT obix.alter_consumer('victim', owner => 'regress_obix_attacker')},
+		qr/permission denied for consumer "victim"/ ],
+	[   q{UPDATE obix.consumer SET owner = 'postgres' WHERE consumer = 'attack'},
+		qr/permission denied for table consumer/ ],
+	[   q{INSERT INTO obix.consumer SELECT 99, 'x', outbox, 'postgres' FROM obix.consumer LIMIT 1},
+		qr/permission denied for table consumer/ ],
+	[   q{SELECT obix.create_consumer('more', 'v', handler => 'evil.handler')},
+		qr/permission denied for table v/ ],
+	[   q{SELECT obix.create_consumer('more', 'o', handler => 'test.record')},
+		qr/does not exist|permission denied/ ])
 {
 	my ($statement, $error) = @$case;
 	my ($result, $stdout, $stderr) = $node->psql($db, $statement, extra_params => $as_attacker);
@@ -342,21 +371,36 @@ foreach my $case (
 	like($stderr, $error, $statement);
 }
 # A member may, and it then runs as that role.
-$node->safe_psql($db, q{GRANT regress_obix_victim TO regress_obix_attacker; TRUNCATE evil.seen});
-$node->safe_psql($db, q{SELECT obix.create_consumer('member', 'o', handler => 'evil.handler', start_after => (SELECT max(sequence) FROM o))}, extra_params => $as_attacker);
+$node->safe_psql($db,
+	q{GRANT regress_obix_victim TO regress_obix_attacker; TRUNCATE evil.seen});
+$node->safe_psql(
+	$db,
+	q{SELECT obix.create_consumer('member', 'o', handler => 'evil.handler', start_after => (SELECT max(sequence) FROM o))},
+	extra_params => $as_attacker);
 $node->safe_psql(
 	$db, q{
 GRANT SELECT ON o TO regress_obix_victim;
-CREATE OR REPLACE FUNCTION evil.handler(e obix.event) RETURNS void LANGUAGE sql AS $$SELECT evil.record('member')$$});
-$node->safe_psql($db, q{SELECT obix.alter_consumer('member', owner => 'regress_obix_victim'); SELECT obix.publish('o', '1')}, extra_params => $as_attacker);
-consumer_ok($node, $db, 'member', q{lag_events = 0 AND owner = 'regress_obix_victim'::regrole}, 'a member of a role can give it a consumer');
-is($node->safe_psql($db, q{SELECT string_agg(DISTINCT usr, ', ') FROM evil.seen}), 'regress_obix_victim', 'which runs as that role');
+CREATE OR REPLACE FUNCTION evil.handler(e obix.event) RETURNS void LANGUAGE sql AS $$SELECT evil.record('member')$$}
+);
+$node->safe_psql(
+	$db,
+	q{SELECT obix.alter_consumer('member', owner => 'regress_obix_victim'); SELECT obix.publish('o', '1')},
+	extra_params => $as_attacker);
+consumer_ok(
+	$node, $db, 'member',
+	q{lag_events = 0 AND owner = 'regress_obix_victim'::regrole},
+	'a member of a role can give it a consumer');
+is($node->safe_psql($db, q{SELECT string_agg(DISTINCT usr, ', ') FROM evil.seen}),
+	'regress_obix_victim', 'which runs as that role');
 
 #
 # An owner who may not read the outbox gets nothing
 #
 my %revocations = (
-	'SELECT on the outbox' => [ 'REVOKE SELECT ON o FROM regress_obix_attacker', 'GRANT SELECT ON o TO regress_obix_attacker', 'may not read outbox "o"' ],
+	'SELECT on the outbox' => [
+		'REVOKE SELECT ON o FROM regress_obix_attacker',
+		'GRANT SELECT ON o TO regress_obix_attacker',
+		'may not read outbox "o"' ],
 	'EXECUTE of the handler' => [
 		'REVOKE EXECUTE ON FUNCTION evil.handler FROM PUBLIC',
 		'GRANT EXECUTE ON FUNCTION evil.handler TO PUBLIC',
@@ -378,16 +422,24 @@ foreach my $name (sort keys %revocations)
 {
 	my ($revoke, $grant, $error) = @{ $revocations{$name} };
 
-	$node->safe_psql($db, "$revoke; TRUNCATE evil.seen; SELECT obix.publish('o', '1', type => 'attack')");
-	consumer_ok($node, $db, 'attack', "state = 'parked' AND last_error ~ '$error' AND lag_events = 1 AND attempts = 0",
+	$node->safe_psql($db,
+		"$revoke; TRUNCATE evil.seen; SELECT obix.publish('o', '1', type => 'attack')");
+	consumer_ok(
+		$node, $db, 'attack',
+		"state = 'parked' AND last_error ~ '$error' AND lag_events = 1 AND attempts = 0",
 		"without $name the consumer is parked");
 	consumer_ok($node, $db, 'good', 'lag_events = 0', "without $name: others go on");
 	$node->safe_psql($db, "$grant; SELECT obix.resume('attack')");
-	consumer_ok($node, $db, 'attack', "state = 'active' AND lag_events = 0", "$name granted, it goes on");
+	consumer_ok(
+		$node, $db, 'attack',
+		"state = 'active' AND lag_events = 0",
+		"$name granted, it goes on");
 }
 
-is( $node->safe_psql($db, q{SELECT rolsuper FROM pg_roles WHERE rolname = 'regress_obix_attacker'}),
-	'f', 'after all this the attacker is an ordinary user');
+is( $node->safe_psql(
+		$db, q{SELECT rolsuper FROM pg_roles WHERE rolname = 'regress_obix_attacker'}),
+	'f',
+	'after all this the attacker is an ordinary user');
 unlike_log($node, qr/PANIC|TRAP|terminated by signal/, 'and the server is well');
 
 $node->stop;

@@ -44,8 +44,8 @@ BEGIN
 	INSERT INTO test.applied SELECT count.consumer, x.sequence FROM unnest(e) x;
 END $$});
 make_handler($node, $db, 'batch_one', q{PERFORM test.count('batch', ARRAY[e]);});
-make_handler($node, $db, 'batch', q{PERFORM test.count('batch', e);}, kind => 'batch');
-make_handler($node, $db, 'single', q{PERFORM test.count('single', ARRAY[e]);});
+make_handler($node, $db, 'batch',     q{PERFORM test.count('batch', e);}, kind => 'batch');
+make_handler($node, $db, 'single',    q{PERFORM test.count('single', ARRAY[e]);});
 make_handler($node, $db, 'available', q{PERFORM test.count('available', e);}, kind => 'batch');
 $node->safe_psql(
 	$db, q{
@@ -123,13 +123,17 @@ SELECT count(*) FROM o WHERE payload IS NOT NULL}) =~ s/.*\n//sr;
 	{
 		# "alone" after "batch": what was begun and not finished goes one by one
 		@pids = split /\n/,
-		  insist(q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'obix dispatcher' AND wait_event = 'advisory'});
+		  insist(
+			q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'obix dispatcher' AND wait_event = 'advisory'}
+		  );
 		foreach (1 .. 1000)
 		{
 			last if @pids;
 			usleep(5000);
 			@pids = split /\n/,
-			  insist(q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'obix dispatcher' AND wait_event = 'advisory'});
+			  insist(
+				q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'obix dispatcher' AND wait_event = 'advisory'}
+			  );
 		}
 	}
 	if (@pids && kill('KILL', $pids[ int(rand(@pids)) ]))
@@ -147,23 +151,32 @@ note join ', ', map { "$_: $moments{$_}" } sort keys %moments;
 
 foreach my $consumer ('batch', 'single', 'available')
 {
-	consumer_ok($node, $db, $consumer, "lag_events = 0 AND delivered = $published AND late_ranges = 0",
+	consumer_ok(
+		$node, $db, $consumer,
+		"lag_events = 0 AND delivered = $published AND late_ranges = 0",
 		"$consumer: after $kills kills everything is delivered");
 }
 is( $node->safe_psql(
 		$db,
-		q{SELECT count(*), count(DISTINCT events), min(events) FROM test.counter WHERE total = (SELECT sum(payload::bigint) FROM o)}),
+		q{SELECT count(*), count(DISTINCT events), min(events) FROM test.counter WHERE total = (SELECT sum(payload::bigint) FROM o)}
+	),
 	"3|1|$published",
 	'the counters equal the number of events');
 is( $node->safe_psql(
 		$db,
-		q{SELECT consumer, count(*), count(DISTINCT sequence) FROM test.applied GROUP BY 1 ORDER BY 1}),
+		q{SELECT consumer, count(*), count(DISTINCT sequence) FROM test.applied GROUP BY 1 ORDER BY 1}
+	),
 	join("\n", map { "$_|$published|$published" } ('available', 'batch', 'single')),
 	'each event was applied once');
-is($node->safe_psql($db, q{SELECT sum(dead_lettered), count(DISTINCT state), min(state) FROM obix.consumer_status}),
-	'0|1|active', 'none was given up');
+is( $node->safe_psql(
+		$db,
+		q{SELECT sum(dead_lettered), count(DISTINCT state), min(state) FROM obix.consumer_status}
+	),
+	'0|1|active',
+	'none was given up');
 is($node->{_pid}, $postmaster, 'the postmaster is the same');
-cmp_ok(log_count($node, qr/all server processes terminated; reinitializing/), '>=', $kills, 'and restarted the server each time');
+cmp_ok(log_count($node, qr/all server processes terminated; reinitializing/),
+	'>=', $kills, 'and restarted the server each time');
 
 $node->stop;
 done_testing();

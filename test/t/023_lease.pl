@@ -56,7 +56,8 @@ sub sequences
 {
 	my ($token, $count) = @_;
 
-	return "SELECT string_agg(sequence::text, ' ') FROM obix.fetch('c', $count, token => $token)";
+	return
+	  "SELECT string_agg(sequence::text, ' ') FROM obix.fetch('c', $count, token => $token)";
 }
 
 #
@@ -65,29 +66,55 @@ sub sequences
 my $first  = client();
 my $second = client();
 my $token  = ask($first, q{SELECT obix.acquire('c', '1 min')});
-is(ask($first, sequences($token, 5)), '1 2 3 4 5', 'the holder fetches');
+is(ask($first,  sequences($token, 5)),                 '1 2 3 4 5', 'the holder fetches');
 is(ask($second, q{SELECT obix.acquire('c', '1 min')}), '', 'nobody else can acquire it');
-like(ask($second, q{SELECT obix.fetch('c')}), qr/consumer "c" is held by somebody else/, 'or fetch without');
+like(
+	ask($second, q{SELECT obix.fetch('c')}),
+	qr/consumer "c" is held by somebody else/,
+	'or fetch without');
 ask($first, "SELECT obix.renew('c', $token, '1 s')");
 kill 'STOP', $first->{obix_client};
 my $new_token = '';
+
 foreach (1 .. 100 * $PostgreSQL::Test::Utils::timeout_default)
 {
 	$new_token = ask($second, q{SELECT obix.acquire('c', '1 min')});
 	last if $new_token ne '';
 	usleep(10_000);
 }
-cmp_ok($new_token, '>', $token, 'stopped past the end of its lease, it is replaced, with a higher token');
+cmp_ok($new_token, '>', $token,
+	'stopped past the end of its lease, it is replaced, with a higher token');
 is(ask($second, sequences($new_token, 3)), '1 2 3', 'what it did not acknowledge comes again');
 is(ask($second, "SELECT obix.ack('c', 2, $new_token)"), '', 'and is acknowledged');
 kill 'CONT', $first->{obix_client};
-like(ask($first, "SELECT obix.ack('c', 5, $token)"), qr/token $token does not hold consumer "c" any more/, 'going on, its ack is refused');
-like(ask($first, sequences($token, 5)), qr/token $token does not hold consumer "c" any more/, 'its fetch too');
-like(ask($first, "SELECT obix.fail('c', 3, 'x', $token)"), qr/token $token does not hold consumer "c" any more/, 'its fail');
-like(ask($first, "SELECT obix.renew('c', $token, '1 min')"), qr/token $token does not hold consumer "c" any more/, 'its renewal');
-like(ask($first, "SELECT obix.release('c', $token)"), qr/token $token does not hold consumer "c" any more/, 'its release');
-like(ask($first, q{SELECT obix.ack('c', 5)}), qr/consumer "c" is held by somebody else/, 'and its ack without token');
-consumer_ok($node, $db, 'c', q{"cursor" = 2 AND delivered = 2 AND failed = 0 AND lease_until > now()}, 'the cursor is where the new holder has put it');
+like(
+	ask($first, "SELECT obix.ack('c', 5, $token)"),
+	qr/token $token does not hold consumer "c" any more/,
+	'going on, its ack is refused');
+like(
+	ask($first, sequences($token, 5)),
+	qr/token $token does not hold consumer "c" any more/,
+	'its fetch too');
+like(
+	ask($first, "SELECT obix.fail('c', 3, 'x', $token)"),
+	qr/token $token does not hold consumer "c" any more/,
+	'its fail');
+like(
+	ask($first, "SELECT obix.renew('c', $token, '1 min')"),
+	qr/token $token does not hold consumer "c" any more/,
+	'its renewal');
+like(
+	ask($first, "SELECT obix.release('c', $token)"),
+	qr/token $token does not hold consumer "c" any more/,
+	'its release');
+like(
+	ask($first, q{SELECT obix.ack('c', 5)}),
+	qr/consumer "c" is held by somebody else/,
+	'and its ack without token');
+consumer_ok(
+	$node, $db, 'c',
+	q{"cursor" = 2 AND delivered = 2 AND failed = 0 AND lease_until > now()},
+	'the cursor is where the new holder has put it');
 is(ask($second, sequences($new_token, 2)), '3 4', 'the new holder goes on');
 
 #
@@ -105,11 +132,15 @@ foreach (1 .. 100 * $PostgreSQL::Test::Utils::timeout_default)
 	last if $token ne '';
 	usleep(10_000);
 }
-is(ask($first, sequences($token, 3)), '3 4 5', 'a holder whose server process is stopped is replaced');
+is(ask($first, sequences($token, 3)),
+	'3 4 5', 'a holder whose server process is stopped is replaced');
 is(ask($first, "SELECT obix.ack('c', 3, $token)"), '', 'and the new one goes on');
 kill 'CONT', $pid;
 pump_until($second->{run}, $second->{timeout}, \$second->{stdout}, qr/answered/);
-like($second->{stderr}, qr/token $new_token does not hold consumer "c" any more/, 'its ack, sent before, is refused');
+like(
+	$second->{stderr},
+	qr/token $new_token does not hold consumer "c" any more/,
+	'its ack, sent before, is refused');
 consumer_ok($node, $db, 'c', q{"cursor" = 3}, 'and has changed nothing');
 $second->quit;
 
@@ -124,6 +155,7 @@ is(ask($first, sequences($token, 2)), '4 5', 'a holder fetches in a transaction'
 $pid = ask($first, 'SELECT pg_backend_pid()');
 kill 'KILL', $first->{obix_client};
 eval { $first->{run}->finish };
+
 foreach (1 .. 100 * $PostgreSQL::Test::Utils::timeout_default)
 {
 	$new_token = ask($second, q{SELECT obix.acquire('c', '1 min')});
@@ -138,17 +170,20 @@ $second->quit;
 # Every statement through another session
 #
 $token = pooled(q{SELECT obix.acquire('c', '1 min')});
-is(pooled(sequences($token, 3)), '4 5 6', 'pooled: fetch');
-is(pooled("SELECT obix.ack('c', 5, $token)"), '', 'pooled: ack');
-is(pooled("SELECT obix.renew('c', $token, '2 min')"), '', 'pooled: renew');
-is(pooled(sequences($token, 2)), '6 7', 'pooled: fetch again');
-is(pooled("SELECT obix.fail('c', 6, 'not now', $token)"), '', 'pooled: fail');
-is(pooled("CALL obix.wait_for('c', '10 s')"), '', 'pooled: wait for the next attempt');
-is(pooled(sequences($token, 2)), '6 7', 'pooled: it comes again');
-is(pooled("SELECT obix.ack('c', 7, $token)"), '', 'pooled: and is acknowledged');
-is(pooled(q{SELECT obix.acquire('c')}), '', 'pooled: it is held');
-is(pooled("SELECT obix.release('c', $token)"), '', 'pooled: release');
-like(pooled("SELECT obix.ack('c', 8, $token)"), qr/token $token does not hold consumer "c" any more/, 'pooled: a token is good until its release');
+is(pooled(sequences($token, 3)),                          '4 5 6', 'pooled: fetch');
+is(pooled("SELECT obix.ack('c', 5, $token)"),             '',      'pooled: ack');
+is(pooled("SELECT obix.renew('c', $token, '2 min')"),     '',      'pooled: renew');
+is(pooled(sequences($token, 2)),                          '6 7',   'pooled: fetch again');
+is(pooled("SELECT obix.fail('c', 6, 'not now', $token)"), '',      'pooled: fail');
+is(pooled("CALL obix.wait_for('c', '10 s')"),  '',    'pooled: wait for the next attempt');
+is(pooled(sequences($token, 2)),               '6 7', 'pooled: it comes again');
+is(pooled("SELECT obix.ack('c', 7, $token)"),  '',    'pooled: and is acknowledged');
+is(pooled(q{SELECT obix.acquire('c')}),        '',    'pooled: it is held');
+is(pooled("SELECT obix.release('c', $token)"), '',    'pooled: release');
+like(
+	pooled("SELECT obix.ack('c', 8, $token)"),
+	qr/token $token does not hold consumer "c" any more/,
+	'pooled: a token is good until its release');
 $new_token = pooled(q{SELECT obix.acquire('c')});
 cmp_ok($new_token, '>', $token, 'pooled: another acquires it');
 is(pooled("SELECT obix.ack('c', 100, $new_token)"), '', 'pooled: everything is acknowledged');
@@ -157,8 +192,8 @@ is(pooled("SELECT obix.ack('c', 100, $new_token)"), '', 'pooled: everything is a
 # of the server in the middle forgets nothing.
 publish($node, $db, 'o', 10);
 $node->restart;
-is(pooled(q{SELECT obix.acquire('c')}), '', 'after a restart the lease is there');
-is(pooled(sequences($new_token, 3)), '101 102 103', 'and the token is good');
+is(pooled(q{SELECT obix.acquire('c')}), '',            'after a restart the lease is there');
+is(pooled(sequences($new_token, 3)),    '101 102 103', 'and the token is good');
 consumer_ok($node, $db, 'c', q{"cursor" = 100 AND delivered = 100}, 'what was acknowledged is');
 pooled("SELECT obix.release('c', $new_token)");
 
@@ -186,8 +221,12 @@ while ($node->safe_psql($db, q{SELECT lag_events FROM obix.consumer_status}) > 0
 {
 	$node->safe_psql($db, $scripts->{holder});
 }
-is($node->safe_psql($db, 'SELECT count(*), count(DISTINCT sequence), min(sequence), max(sequence) FROM test.got'),
-	'400|400|101|500', 'with four at it, each event comes once');
+is( $node->safe_psql(
+		$db,
+		'SELECT count(*), count(DISTINCT sequence), min(sequence), max(sequence) FROM test.got'
+	),
+	'400|400|101|500',
+	'with four at it, each event comes once');
 
 $node->stop;
 done_testing();

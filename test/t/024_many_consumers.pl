@@ -38,8 +38,8 @@ BEGIN
 		PERFORM obix.create_consumer('good' || i, 'o', batch_handler => 'test.count' || i);
 	END LOOP;
 END $$});
-make_handler($node, $db, 'error', q{RAISE EXCEPTION 'never';});
-make_handler($node, $db, 'slow', q{PERFORM pg_sleep(60);});
+make_handler($node, $db, 'error',   q{RAISE EXCEPTION 'never';});
+make_handler($node, $db, 'slow',    q{PERFORM pg_sleep(60);});
 make_handler($node, $db, 'missing', q{NULL;});
 $node->safe_psql(
 	$db, q{
@@ -51,13 +51,18 @@ DROP FUNCTION test.missing});
 #
 # Under load
 #
-my $load = start_pgbench($node, $db, 'load', '-c 1 -T 8 -R 20', { publish => "SELECT obix.publish('o', '1');\n" });
+my $load = start_pgbench(
+	$node, $db, 'load',
+	'-c 1 -T 8 -R 20',
+	{ publish => "SELECT obix.publish('o', '1');\n" });
 $node->poll_query_until($db, 'SELECT count(*) >= 40 FROM o');
 my ($samples, $worst) = (0, 0);
 while ($load->{handle}->pumpable)
 {
 	# NULL: the first event of its lag is younger than this statement
-	my $lag = $node->safe_psql($db, q{SELECT max(extract(epoch FROM coalesce(lag, '0'))) FROM obix.consumer_status WHERE consumer ~ '^good'});
+	my $lag = $node->safe_psql($db,
+		q{SELECT max(extract(epoch FROM coalesce(lag, '0'))) FROM obix.consumer_status WHERE consumer ~ '^good'}
+	);
 
 	$worst = $lag if $lag > $worst;
 	$samples++;
@@ -67,26 +72,52 @@ while ($load->{handle}->pumpable)
 finish_pgbench($load);
 note sprintf('worst lag in %d samples: %.3f s', $samples, $worst);
 cmp_ok($samples, '>=', 5, 'lags were looked at while events were published');
-cmp_ok($worst, '<', 1, 'with three that fail, the 197 others lag by less than a second');
-consumers_ok($node, $db, q{consumer ~ '^good'}, q{lag_events = 0 AND lag = '0' AND failed = 0}, 'they get everything');
-is( $node->safe_psql($db, 'SELECT count(*) FROM test.counter WHERE events <> (SELECT count(*) FROM o)'), '0', 'once');
-consumer_ok($node, $db, 'error', q{state = 'retrying' AND "cursor" = 0 AND last_error = 'never'}, 'one fails all the time');
-consumer_ok($node, $db, 'slow', q{state = 'retrying' AND "cursor" = 0 AND last_error ~ 'timeout'}, 'one takes too long');
-consumer_ok($node, $db, 'missing', q{state = 'parked' AND "cursor" = 0 AND last_error ~ 'does not exist'}, 'one has no handler');
+cmp_ok($worst,   '<',  1, 'with three that fail, the 197 others lag by less than a second');
+consumers_ok(
+	$node, $db,
+	q{consumer ~ '^good'},
+	q{lag_events = 0 AND lag = '0' AND failed = 0},
+	'they get everything');
+is( $node->safe_psql(
+		$db, 'SELECT count(*) FROM test.counter WHERE events <> (SELECT count(*) FROM o)'),
+	'0', 'once');
+consumer_ok(
+	$node, $db, 'error',
+	q{state = 'retrying' AND "cursor" = 0 AND last_error = 'never'},
+	'one fails all the time');
+consumer_ok(
+	$node, $db, 'slow',
+	q{state = 'retrying' AND "cursor" = 0 AND last_error ~ 'timeout'},
+	'one takes too long');
+consumer_ok(
+	$node, $db, 'missing',
+	q{state = 'parked' AND "cursor" = 0 AND last_error ~ 'does not exist'},
+	'one has no handler');
 
 # A rush: no consumer waits for another to be done with all of it.
 publish($node, $db, 'o', 3000);
-consumers_ok($node, $db, q{consumer ~ '^good'}, 'lag_events = 0', 'after a rush all have caught up');
-is( $node->safe_psql($db, q{SELECT count(*) FROM test.counter WHERE events <> (SELECT count(*) FROM o)}), '0', 'with everything once');
+consumers_ok(
+	$node, $db,
+	q{consumer ~ '^good'},
+	'lag_events = 0',
+	'after a rush all have caught up');
+is( $node->safe_psql(
+		$db, q{SELECT count(*) FROM test.counter WHERE events <> (SELECT count(*) FROM o)}),
+	'0',
+	'with everything once');
 
 #
 # Idle: the three that fail are put right
 #
 make_handler($node, $db, $_, 'NULL;') foreach ('error', 'slow', 'missing');
-$node->safe_psql($db, q{SELECT obix.resume(consumer) FROM obix.consumer WHERE consumer !~ '^good'});
-consumers_ok($node, $db, 'true', q{lag_events = 0 AND state = 'active'}, 'put right, the three catch up');
+$node->safe_psql($db,
+	q{SELECT obix.resume(consumer) FROM obix.consumer WHERE consumer !~ '^good'});
+consumers_ok(
+	$node, $db, 'true',
+	q{lag_events = 0 AND state = 'active'},
+	'put right, the three catch up');
 ok(no_dispatchers($node), 'no dispatcher is left');
-ok(no_workers($node), 'nor a worker');
+ok(no_workers($node),     'nor a worker');
 $node->safe_psql('postgres', 'CHECKPOINT');
 
 my $observe = q{SELECT pg_current_wal_insert_lsn(), pg_snapshot_xmax(pg_current_snapshot()),
@@ -99,19 +130,33 @@ foreach (1 .. 60)
 	$last = $before;
 	usleep(1_000_000);
 }
-my $obix = sub { my $processes = processes_of($node); return [ sort grep { $processes->{$_} =~ /obix/ } keys %$processes ]; };
-my $processes = $obix->();
-my $sleeps = sub {
-	return undef unless -r '/proc/' . launcher_pid($node) . '/status';
-	return slurp_file('/proc/' . launcher_pid($node) . '/status') =~ /^voluntary_ctxt_switches:\s+(\d+)/m ? $1 : undef;
-};
-my $slept = $sleeps->();
-my $seconds = 10;
+
+# The process ids of obix.
+sub obix_processes
+{
+	my $processes = processes_of($node);
+
+	return [ sort grep { $processes->{$_} =~ /obix/ } keys %$processes ];
+}
+
+# How often the launcher went to sleep.
+sub launcher_sleeps
+{
+	my $file = '/proc/' . launcher_pid($node) . '/status';
+
+	return undef unless -r $file;
+	return slurp_file($file) =~ /^voluntary_ctxt_switches:\s+(\d+)/m ? $1 : undef;
+}
+
+my $processes = obix_processes();
+my $slept     = launcher_sleeps();
+my $seconds   = 10;
 usleep($seconds * 1_000_000);
-my $slept_later = $sleeps->();
-is($node->safe_psql('postgres', $observe), $before, "idle for $seconds s with 200 consumers: no WAL, no transaction id, no query");
+my $slept_later = launcher_sleeps();
+is($node->safe_psql('postgres', $observe),
+	$before, "idle for $seconds s with 200 consumers: no WAL, no transaction id, no query");
 is_deeply($processes, [ launcher_pid($node) ], 'no process of obix runs but the launcher');
-is_deeply($obix->(), $processes, 'none came or went');
+is_deeply(obix_processes(), $processes,        'none came or went');
 SKIP:
 {
 	skip 'no /proc/PID/status here', 1 unless defined $slept;
@@ -151,7 +196,8 @@ END $$});
 publish($node, $db, 'acks', 62000);
 my $snapshot = $node->background_psql($db);
 $snapshot->query_safe('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM o');
-my $updates = q{SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_all_tables WHERE relid = 'obix.consumer_state'::regclass};
+my $updates =
+  q{SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_all_tables WHERE relid = 'obix.consumer_state'::regclass};
 
 sub updates
 {
@@ -164,18 +210,23 @@ my ($updated, $hot) = updates();
 $node->safe_psql($db, "CALL test.acks($_ * 100, false)") foreach (1 .. 10);
 my ($updated_later, $hot_later) = updates();
 note sprintf('%d updates, %d of them HOT', $updated_later - $updated, $hot_later - $hot);
-cmp_ok($updated_later - $updated, '>=', 1000, 'a thousand acknowledgements are as many updates');
-cmp_ok($hot_later - $hot, '>', 0.9 * ($updated_later - $updated), 'most of them HOT, though nothing can be pruned');
+cmp_ok($updated_later - $updated, '>=', 1000,
+	'a thousand acknowledgements are as many updates');
+cmp_ok(
+	$hot_later - $hot,
+	'>',
+	0.9 * ($updated_later - $updated),
+	'most of them HOT, though nothing can be pruned');
 $node->safe_psql($db, q{CALL test.acks(1200, true)});
 $node->safe_psql($db, q{CALL test.acks(61200, false)});
 $node->safe_psql($db, q{CALL test.acks(61400, true)});
-my ($early, $late) = split /\|/,
-  $node->safe_psql(
+my ($early, $late) = split /\|/, $node->safe_psql(
 	$db, q{
 SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY ms) FILTER (WHERE n <= 1200),
 	percentile_cont(0.5) WITHIN GROUP (ORDER BY ms) FILTER (WHERE n > 61200) FROM test.times});
 note sprintf('an acknowledgement took %.3f ms, and %.3f ms after 60,000 more', $early, $late);
-cmp_ok($late, '<', 3 * $early, 'an acknowledgement takes no three times as long after 60,000 others');
+cmp_ok($late, '<', 3 * $early,
+	'an acknowledgement takes no three times as long after 60,000 others');
 $snapshot->query_safe('COMMIT');
 $snapshot->quit;
 consumer_ok($node, $db, 'c', '"cursor" = 61400 AND delivered = 61400', 'all were counted');

@@ -24,14 +24,17 @@ sub setup_consumers
 		$db, q{
 SELECT obix.create_outbox('o');
 CREATE TABLE test.applied (consumer text, sequence bigint)});
-	make_handler($node, $db, 'quick', q{INSERT INTO test.applied VALUES ('quick', e.sequence);});
-	make_handler($node, $db, 'long', q{
+	make_handler($node, $db, 'quick',
+		q{INSERT INTO test.applied VALUES ('quick', e.sequence);});
+	make_handler(
+		$node, $db, 'long', q{
 INSERT INTO test.applied VALUES ('long', e.sequence);
 IF e.payload = '"long"' THEN PERFORM pg_sleep(600); END IF;});
 	$node->safe_psql(
 		$db, q{
 SELECT obix.create_consumer('quick', 'o', handler => 'test.quick');
-SELECT obix.create_consumer('long', 'o', handler => 'test.long', timeout => '1 h', max_attempts => 2, backoff => '10 ms')});
+SELECT obix.create_consumer('long', 'o', handler => 'test.long', timeout => '1 h', max_attempts => 2, backoff => '10 ms')}
+	);
 	return;
 }
 
@@ -39,9 +42,11 @@ SELECT obix.create_consumer('long', 'o', handler => 'test.long', timeout => '1 h
 sub sleeper
 {
 	my ($db) = @_;
-	my $query = "FROM pg_stat_activity WHERE backend_type = 'obix dispatcher' AND datname = '$db' AND wait_event = 'PgSleep'";
+	my $query =
+	  "FROM pg_stat_activity WHERE backend_type = 'obix dispatcher' AND datname = '$db' AND wait_event = 'PgSleep'";
 
-	$node->poll_query_until('postgres', "SELECT count(*) = 1 $query") or die 'no handler sleeps';
+	$node->poll_query_until('postgres', "SELECT count(*) = 1 $query")
+	  or die 'no handler sleeps';
 	return $node->safe_psql('postgres', "SELECT pid $query");
 }
 
@@ -55,9 +60,12 @@ publish($node, 'app', 'o', 1);
 $node->safe_psql('app', q{SELECT obix.publish('o', '"long"')});
 my $pid = sleeper('app');
 consumer_ok($node, 'app', 'quick', 'lag_events = 0', 'others do not wait for a long handler');
-is( $node->safe_psql('postgres',
-		"SELECT backend_xmin IS NOT NULL, xact_start IS NOT NULL, state FROM pg_stat_activity WHERE pid = $pid"),
-	't|t|active', 'it shows as itself');
+is( $node->safe_psql(
+		'postgres',
+		"SELECT backend_xmin IS NOT NULL, xact_start IS NOT NULL, state FROM pg_stat_activity WHERE pid = $pid"
+	),
+	't|t|active',
+	'it shows as itself');
 my $offset = log_offset($node);
 $node->safe_psql('postgres', "SELECT pg_log_backend_memory_contexts($pid)");
 $node->wait_for_log(qr/logging memory contexts of PID $pid/, $offset);
@@ -72,9 +80,15 @@ roll_back_inserts($node, 'app', 'o', 3);
 is_settled($node, 'app', 'o', 'and holes be filled');
 
 $node->safe_psql('postgres', "SELECT pg_cancel_backend($pid)");
-consumer_ok($node, 'app', 'long', q{failed = 1 AND attempts = 2 OR state = 'stopped'}, 'cancelled, the attempt has failed');
+consumer_ok(
+	$node, 'app', 'long',
+	q{failed = 1 AND attempts = 2 OR state = 'stopped'},
+	'cancelled, the attempt has failed');
 kill 'TERM', sleeper('app');
-consumer_ok($node, 'app', 'long', q{state = 'stopped' AND attempts = 2 AND last_error ~ 'process ended'}, 'terminated, the next as well');
+consumer_ok(
+	$node, 'app', 'long',
+	q{state = 'stopped' AND attempts = 2 AND last_error ~ 'process ended'},
+	'terminated, the next as well');
 publish($node, 'app', 'o', 1);
 consumer_ok($node, 'app', 'quick', 'lag_events = 0', 'others go on');
 
@@ -83,13 +97,24 @@ consumer_ok($node, 'app', 'quick', 'lag_events = 0', 'others go on');
 #
 my ($idle) = dispatcher_pids($node, 'app');
 ok($idle, 'a dispatcher lingers');
-is( $node->safe_psql('postgres', "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'obix dispatcher' AND (backend_xmin IS NOT NULL OR xact_start IS NOT NULL OR backend_xid IS NOT NULL)"),
-	'0', 'and holds no snapshot');
+is( $node->safe_psql(
+		'postgres',
+		"SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'obix dispatcher' AND (backend_xmin IS NOT NULL OR xact_start IS NOT NULL OR backend_xid IS NOT NULL)"
+	),
+	'0',
+	'and holds no snapshot');
 kill 'TERM', dispatcher_pids($node, 'app');
-poll_ok($node, 'postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $idle", 'it can be terminated');
+poll_ok(
+	$node, 'postgres',
+	"SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $idle",
+	'it can be terminated');
 publish($node, 'app', 'o', 1);
-consumer_ok($node, 'app', 'quick', 'lag_events = 0', 'another comes when there is something to do');
-$node->safe_psql('postgres', "SELECT pg_cancel_backend($_)") foreach (map { ($_) x 5 } dispatcher_pids($node, 'app'));
+consumer_ok(
+	$node, 'app', 'quick',
+	'lag_events = 0',
+	'another comes when there is something to do');
+$node->safe_psql('postgres', "SELECT pg_cancel_backend($_)")
+  foreach (map { ($_) x 5 } dispatcher_pids($node, 'app'));
 publish($node, 'app', 'o', 1);
 consumer_ok($node, 'app', 'quick', 'lag_events = 0', 'cancelled, it goes on');
 
@@ -118,19 +143,31 @@ $node->safe_psql('postgres', 'DROP DATABASE db4 WITH (FORCE)');
 cmp_ok(time - $start, '<', 5, 'with FORCE also while a handler runs');
 
 # And DROP EXTENSION, and a consumer that is dropped while its handler runs.
-$node->safe_psql('app', q{SELECT obix.seek('long', (SELECT max(sequence) FROM o)); SELECT obix.publish('o', '"long"')});
+$node->safe_psql('app',
+	q{SELECT obix.seek('long', (SELECT max(sequence) FROM o)); SELECT obix.publish('o', '"long"')}
+);
 $pid = sleeper('app');
 my $drop = start_psql($node, 'app', 'drop', q{SELECT obix.drop_consumer('long')});
-poll_ok($node, 'postgres', q{SELECT count(*) = 1 FROM pg_stat_activity WHERE query ~ 'drop_consumer' AND wait_event_type = 'Lock'},
+poll_ok(
+	$node,
+	'postgres',
+	q{SELECT count(*) = 1 FROM pg_stat_activity WHERE query ~ 'drop_consumer' AND wait_event_type = 'Lock'},
 	'dropping a consumer waits for its handler');
 kill 'TERM', $pid;
 finish_psql($drop);
 is($drop->{handle}->full_result(0), 0, 'and is done when that ends');
-is($node->safe_psql('app', q{SELECT count(*) FROM obix.consumer WHERE consumer = 'long'}), '0', 'the consumer is gone');
-is( $node->safe_psql('app', q{SELECT count(*) FROM obix.consumer_state WHERE id NOT IN (SELECT id FROM obix.consumer)}),
-	'0', 'with its state');
+is($node->safe_psql('app', q{SELECT count(*) FROM obix.consumer WHERE consumer = 'long'}),
+	'0', 'the consumer is gone');
+is( $node->safe_psql(
+		'app',
+		q{SELECT count(*) FROM obix.consumer_state WHERE id NOT IN (SELECT id FROM obix.consumer)}
+	),
+	'0',
+	'with its state');
 make_handler($node, 'app', 'long', q{PERFORM pg_sleep(600);});
-$node->safe_psql('app', q{SELECT obix.create_consumer('long', 'o', handler => 'test.long', timeout => '1 h', backoff => '10 ms', start_after => (SELECT max(sequence) FROM o))});
+$node->safe_psql('app',
+	q{SELECT obix.create_consumer('long', 'o', handler => 'test.long', timeout => '1 h', backoff => '10 ms', start_after => (SELECT max(sequence) FROM o))}
+);
 
 #
 # Settings meant for people
@@ -148,10 +185,12 @@ my @settings = (
 	q{row_security = off});
 $node->safe_psql('postgres', 'CREATE DATABASE people');
 setup_consumers('people');
-make_handler($node, 'people', 'slow', q{
+make_handler(
+	$node, 'people', 'slow', q{
 PERFORM pg_sleep(0.05);
 INSERT INTO test.applied VALUES (current_setting('transaction_isolation') || ', ' || current_setting('transaction_read_only') || ', '
-	|| current_setting('statement_timeout') || ', ' || current_setting('session_replication_role') || ', ' || current_setting('search_path'), e.sequence);});
+	|| current_setting('statement_timeout') || ', ' || current_setting('session_replication_role') || ', ' || current_setting('search_path'), e.sequence);}
+);
 $node->safe_psql('people', q{SELECT obix.create_consumer('slow', 'o', handler => 'test.slow')});
 kill 'TERM', dispatcher_pids($node, 'people');
 $node->safe_psql('postgres', join '', map { "ALTER DATABASE people SET $_;" } @settings);
@@ -159,9 +198,17 @@ $node->safe_psql('postgres', join '', map { "ALTER DATABASE people SET $_;" } @s
 	local $ENV{PGOPTIONS} =
 	  '-c default_transaction_read_only=off -c default_transaction_isolation=read\ committed -c statement_timeout=0 -c lock_timeout=0 -c idle_session_timeout=0 -c idle_in_transaction_session_timeout=0 -c search_path=public -c session_replication_role=origin';
 	publish($node, 'people', 'o', 20);
-	consumers_ok($node, 'people', q{consumer IN ('slow', 'quick')}, 'lag_events = 0 AND failed = 0', 'handlers run under settings meant for people');
-	is( $node->safe_psql('people', q{SELECT DISTINCT consumer FROM test.applied WHERE consumer <> 'quick' AND consumer <> 'long'}),
-		'read committed, off, 0, origin, "$user", public', 'with values of their own');
+	consumers_ok(
+		$node, 'people',
+		q{consumer IN ('slow', 'quick')},
+		'lag_events = 0 AND failed = 0',
+		'handlers run under settings meant for people');
+	is( $node->safe_psql(
+			'people',
+			q{SELECT DISTINCT consumer FROM test.applied WHERE consumer <> 'quick' AND consumer <> 'long'}
+		),
+		'read committed, off, 0, origin, "$user", public',
+		'with values of their own');
 }
 
 #
@@ -169,7 +216,8 @@ $node->safe_psql('postgres', join '', map { "ALTER DATABASE people SET $_;" } @s
 #
 $node->safe_psql('app', q{SELECT obix.publish('o', '"long"')});
 sleeper('app');
-my $load = start_pgbench($node, 'app', 'load', '-c 2 -T 60', { publish => "SELECT obix.publish('o', '1');\n" });
+my $load = start_pgbench($node, 'app', 'load', '-c 2 -T 60',
+	{ publish => "SELECT obix.publish('o', '1');\n" });
 $node->poll_query_until('app', 'SELECT max(sequence) > 100 FROM o');
 my $stop = time;
 $node->stop('fast');
@@ -181,10 +229,48 @@ $node->start;
 make_handler($node, 'app', 'long', q{INSERT INTO test.applied VALUES ('long', e.sequence);});
 $node->append_conf('postgresql.conf', 'obix.dispatch_workers = 2');
 $node->reload;
-consumers_ok($node, 'app', 'true', q{lag_events = 0 AND state = 'active'}, 'after it everything is delivered');
-is( $node->safe_psql('app', q{SELECT count(*) - count(DISTINCT sequence), count(*) - (SELECT count(*) FROM o WHERE payload IS NOT NULL) FROM test.applied WHERE consumer = 'quick'}),
+consumers_ok(
+	$node, 'app', 'true',
+	q{lag_events = 0 AND state = 'active'},
+	'after it everything is delivered');
+is( $node->safe_psql(
+		'app',
+		q{SELECT count(*) - count(DISTINCT sequence), count(*) - (SELECT count(*) FROM o WHERE payload IS NOT NULL) FROM test.applied WHERE consumer = 'quick'}
+	),
 	'0|0', 'once');
 unlike_log($node, qr/PANIC|TRAP|terminated by signal/, 'nothing has crashed');
-
 $node->stop;
+
+#
+# More databases than there are slots for background workers
+#
+my $small =
+  new_node('small', conf => "max_worker_processes = 4\nobix.worker_linger = '100 ms'\n");
+my @databases = map { "db$_" } (1 .. 6);
+
+foreach my $db (@databases)
+{
+	$small->safe_psql('postgres', "CREATE DATABASE $db");
+	setup_database($small, $db);
+	$small->safe_psql($db,
+		q{SELECT obix.create_outbox('o'); CREATE TABLE test.applied (sequence bigint)});
+	make_handler($small, $db, 'h',
+		q{INSERT INTO test.applied VALUES (e.sequence); PERFORM pg_sleep(0.002);});
+	$small->safe_psql($db,
+		q{SELECT obix.create_consumer('c' || g, 'o', handler => 'test.h') FROM generate_series(1, 3) g}
+	);
+}
+$small->restart;
+publish($small, $_, 'o', 100) foreach (@databases);
+consumers_ok(
+	$small, $_, 'true',
+	'lag_events = 0 AND delivered = 100',
+	"$_: consumers are served, though slots are few") foreach (@databases);
+is($small->safe_psql($_, 'SELECT count(*), count(DISTINCT sequence) FROM test.applied'),
+	'300|100', "$_: with everything once")
+  foreach (@databases);
+ok(no_dispatchers($small), 'then no dispatcher is left');
+cmp_ok(log_count($small, qr/could not start a worker/),
+	'<', 10, 'that slots are few is not logged all the time');
+$small->stop;
 done_testing();
