@@ -241,6 +241,19 @@ is( $node->safe_psql(
 is($node->safe_psql($db, totals_query('app.small', 'app.small_total')),
 	't', 'the live table is as it was');
 
+# The live consumer goes on from where the rebuild was, not from where it had been
+$node->safe_psql($db, "SELECT obix.pause('small')");
+$node->safe_psql($db,
+	"SELECT count(obix.publish('app.small', to_jsonb(g % 7), key => 'k' || g % 100)) FROM generate_series(1, 500) g"
+);
+is( ($node->psql($db, "CALL obix.rebuild('small')"))[0],
+	0, 'a rebuild passes a consumer that is paused');
+$node->safe_psql($db, "SELECT obix.resume('small')");
+$node->safe_psql($db, "SELECT obix.publish('app.small', '1', key => 'k1')");
+poll_ok($node, $db, caught_up_query('small'), 'which goes on then');
+is($node->safe_psql($db, totals_query('app.small', 'app.small_total')),
+	't', 'and applies nothing twice');
+
 # Publishers in flight when it begins, with both orderings.  Those of the outbox
 # with ordering 'available' have been passed by the live consumer.
 foreach my $ordering ('sequence', 'available')
