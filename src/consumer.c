@@ -365,6 +365,13 @@ obix_report_moved(void)
  * States
  */
 
+void
+obix_set_consumer_tag(LOCKTAG *tag, int32 id)
+{
+	SET_LOCKTAG_OBJECT(*tag, MyDatabaseId, obix_consumer_relid(), (Oid) id,
+					   OBIX_MUTEX_CONSUMER);
+}
+
 /*
  * Wait for the mutex of a consumer and hold it to the end of the transaction.
  */
@@ -381,8 +388,7 @@ obix_try_lock_consumer(int32 id)
 {
 	LOCKTAG		tag;
 
-	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, obix_consumer_relid(), (Oid) id,
-					   OBIX_MUTEX_CONSUMER);
+	obix_set_consumer_tag(&tag, id);
 	return LockAcquire(&tag, ExclusiveLock, false, true) != LOCKACQUIRE_NOT_AVAIL;
 }
 
@@ -597,6 +603,20 @@ obix_add_state(ObixConsumerState *state)
 	CommandCounterIncrement();
 }
 
+/*
+ * What was tried has been dealt with, if it is not above a sequence; who had
+ * stopped there goes on.
+ */
+void
+obix_settle_attempts(ObixConsumerState *state, int64 sequence)
+{
+	if (state->attempt_sequence > sequence)
+		return;
+	state->attempts = 0;
+	if (state->state == OBIX_CONSUMER_STOPPED)
+		state->state = OBIX_CONSUMER_ACTIVE;
+}
+
 /* Keep an error message, cut to what a narrow row can bear. */
 void
 obix_set_last_error(ObixConsumerState *state, const char *error)
@@ -660,13 +680,12 @@ obix_spi_value(uint64 row, int column, bool *isnull)
 void
 obix_grow_version(int32 id)
 {
-	static const Oid types[] = {INT4OID};
 	Datum		value = Int32GetDatum(id);
 
 	(void) obix_run("UPDATE obix.consumer"
 					" SET version = version OPERATOR(pg_catalog.+) 1"
 					" WHERE id OPERATOR(pg_catalog.=) $1",
-					1, types, &value, NULL);
+					1, obix_id_sequence_types, &value, NULL);
 }
 
 void
@@ -689,7 +708,6 @@ obix_delete_state(int32 id)
 		"DELETE FROM obix.consumer_late WHERE id OPERATOR(pg_catalog.=) $1",
 		"DELETE FROM obix.parked_event WHERE id OPERATOR(pg_catalog.=) $1",
 	};
-	static const Oid types[] = {INT4OID};
 	Relation	states = open_states(RowExclusiveLock);
 	Datum		value = Int32GetDatum(id);
 	ObixConsumerState state;
@@ -699,14 +717,14 @@ obix_delete_state(int32 id)
 	obix_begin_spi(&saved);
 	(void) obix_run("SELECT FROM obix.consumer_state"
 					" WHERE id OPERATOR(pg_catalog.=) $1 FOR UPDATE",
-					1, types, &value, NULL);
+					1, obix_id_sequence_types, &value, NULL);
 	obix_end_spi(&saved);
 	if (obix_find_state(id, InvalidOid, &state))
 		CatalogTupleDelete(states, &state.tid);
 	table_close(states, NoLock);
 	obix_begin_spi(&saved);
 	for (int i = 0; i < lengthof(statements); i++)
-		(void) obix_run(statements[i], 1, types, &value, NULL);
+		(void) obix_run(statements[i], 1, obix_id_sequence_types, &value, NULL);
 	obix_end_spi(&saved);
 }
 
@@ -717,7 +735,6 @@ obix_delete_state(int32 id)
 void
 obix_delete_consumer(const ObixConsumer *consumer)
 {
-	static const Oid types[] = {INT4OID};
 	Datum		value = Int32GetDatum(consumer->id);
 	ObixIdentity saved;
 
@@ -726,10 +743,10 @@ obix_delete_consumer(const ObixConsumer *consumer)
 	obix_begin_spi(&saved);
 	(void) obix_run("DELETE FROM obix.rebuild_state"
 					" WHERE id OPERATOR(pg_catalog.=) $1",
-					1, types, &value, NULL);
+					1, obix_id_sequence_types, &value, NULL);
 	if (obix_run("DELETE FROM obix.consumer"
 				 " WHERE id OPERATOR(pg_catalog.=) $1",
-				 1, types, &value, NULL) != 1 && IsolationUsesXactSnapshot())
+				 1, obix_id_sequence_types, &value, NULL) != 1 && IsolationUsesXactSnapshot())
 		obix_report_moved();
 	obix_end_spi(&saved);
 	obix_xact_dropped_consumer(consumer->id);

@@ -12,6 +12,7 @@
 
 #include "datatype/timestamp.h"
 #include "storage/itemptr.h"
+#include "storage/lock.h"
 #include "utils/array.h"
 
 #include "relation.h"
@@ -96,6 +97,7 @@ extern bool obix_may_use(const ObixConsumer *consumer);
 extern void obix_report_moved(void);
 
 /* states */
+extern void obix_set_consumer_tag(LOCKTAG *tag, int32 id);
 extern void obix_lock_consumer(int32 id);
 extern bool obix_try_lock_consumer(int32 id);
 extern bool obix_find_state(int32 id, Oid outbox, ObixConsumerState *state);
@@ -103,6 +105,7 @@ extern void obix_get_state(const ObixConsumer *consumer,
 						   ObixConsumerState *state);
 extern void obix_set_state(ObixConsumerState *state);
 extern void obix_add_state(ObixConsumerState *state);
+extern void obix_settle_attempts(ObixConsumerState *state, int64 sequence);
 extern void obix_set_last_error(ObixConsumerState *state, const char *error);
 
 /* SQL on the tables of consumers, as their owner */

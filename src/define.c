@@ -413,16 +413,6 @@ unpark(const ObixConsumer *consumer)
 	obix_set_state(&state);
 }
 
-static void
-try_search_path(char *value)
-{
-	int			nestlevel = NewGUCNestLevel();
-
-	(void) set_config_option("search_path", value, PGC_USERSET, PGC_S_SESSION,
-							 GUC_ACTION_SAVE, true, 0, false);
-	AtEOXact_GUC(false, nestlevel);
-}
-
 /*
  * obix.alter_consumer(consumer, types, handler, batch_handler, batch_size,
  *		timeout, max_attempts, backoff, max_backoff, on_failure, hold_key,
@@ -459,17 +449,16 @@ obix_alter_consumer(PG_FUNCTION_ARGS)
 	}
 	if (!PG_ARGISNULL(lengthof(arguments)))
 		clear_settings(&definition, PG_GETARG_ARRAYTYPE_P(lengthof(arguments)));
-	if ((!PG_ARGISNULL(14) || !PG_ARGISNULL(11) || definition.isnull[TABLES]) &&
+	if ((definition.given[OWNER] || definition.given[TABLES] ||
+		 definition.isnull[TABLES]) &&
 		obix_is_being_rebuilt(consumer.id))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_IN_USE),
 				 errmsg("cannot change owner or tables of consumer \"%s\" while it is rebuilt",
 						consumer.name),
 				 errhint("Finish it with obix.rebuild, or give it up with obix.cancel_rebuild.")));
-	if (!PG_ARGISNULL(14))
-		check_new_owner(PG_GETARG_OID(14));
-	if (!PG_ARGISNULL(13))
-		try_search_path(text_to_cstring(PG_GETARG_TEXT_PP(13)));
+	if (definition.given[OWNER])
+		check_new_owner(DatumGetObjectId(definition.values[OWNER]));
 	if (definition.isnull[HANDLER] && definition.isnull[BATCH_HANDLER] &&
 		(consumer.handler != NULL || consumer.batch_handler != NULL))
 		ereport(ERROR,

@@ -25,7 +25,6 @@
 #include "miscadmin.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
-#include "utils/datum.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
@@ -178,14 +177,11 @@ deliver_in_sequence(ObixDelivery *delivery)
 	ObixConsumerState *state = delivery->state;
 	int64		start = obix_delivery_start(state);
 	int64		nothing_to;
-	ObixFound	found;
 
-	reader->expected = start + 1;
-	if (obix_turn_get_found(delivery->consumer->id, &found) &&
-		found.version == delivery->consumer->version && !delivery->unsure &&
-		found.nothing_after <= start && found.nothing_to > start)
-		reader->expected = found.nothing_to + 1;
-
+	reader->expected = 1 + (delivery->unsure ? start :
+							obix_turn_nothing_to(delivery->consumer->id,
+												 delivery->consumer->version,
+												 start));
 	reader->to = reader->expected + OBIX_SCAN_LIMIT;
 	obix_read_on(reader);
 	delivery->more = reader->events == 0 && reader->expected > reader->to;
@@ -215,7 +211,6 @@ deliver_in_sequence(ObixDelivery *delivery)
 void
 obix_deliver_next(ObixDelivery *delivery)
 {
-	delivery->late = false;
 	obix_read_dead_letters(delivery);
 	if (delivery->again != 0)
 		obix_deliver_again(delivery);
@@ -316,12 +311,7 @@ obix_acknowledge(ObixDelivery *delivery, int64 sequence)
 	if (last_at != 0)
 		state->last_event_at = last_at;
 	state->position = sequence;
-	if (state->attempt_sequence <= sequence)
-	{
-		state->attempts = 0;
-		if (state->state == OBIX_CONSUMER_STOPPED)
-			state->state = OBIX_CONSUMER_ACTIVE;
-	}
+	obix_settle_attempts(state, sequence);
 	if (delivery->consumer->available && state->fetched > 0)
 	{
 		ObixIdentity saved;
@@ -394,21 +384,8 @@ load_event(ObixDelivery *delivery, int64 sequence, TupleTableSlot *slot)
 	exists = obix_next_row(&scan, &found);
 	if (exists)
 	{
-		ExecClearTuple(slot);
 		slot_getsomeattrs(scan.slot, Natts_event);
-		for (int i = 0; i < Natts_event; i++)
-		{
-			Form_pg_attribute column = TupleDescAttr(slot->tts_tupleDescriptor, i);
-			Datum		value = scan.slot->tts_values[i];
-
-			slot->tts_isnull[i] = scan.slot->tts_isnull[i];
-			if (slot->tts_isnull[i])
-				continue;
-			slot->tts_values[i] = column->attlen == -1 ?
-				PointerGetDatum(PG_DETOAST_DATUM_COPY(value)) :
-				datumCopy(value, column->attbyval, column->attlen);
-		}
-		ExecStoreVirtualTuple(slot);
+		obix_store_event(slot, scan.slot->tts_values, scan.slot->tts_isnull);
 	}
 	obix_end_scan(&scan);
 	table_close(rel, AccessShareLock);

@@ -55,7 +55,6 @@ typedef struct ObixDelivery
 
 	/* what was delivered */
 	bool		more;			/* there may be more, though nothing was */
-	bool		late;			/* it was behind the cursor */
 
 	/* what the caller knows to have been delivered before */
 	int64		count;			/* up to what it acknowledges, 0: not known */

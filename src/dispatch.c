@@ -131,8 +131,7 @@ lock_for_session(ObixStep *step)
 {
 	if (!step->locked)
 	{
-		SET_LOCKTAG_OBJECT(step->mutex, MyDatabaseId, obix_consumer_relid(),
-						   (Oid) step->id, OBIX_MUTEX_CONSUMER);
+		obix_set_consumer_tag(&step->mutex, step->id);
 		step->locked = LockAcquire(&step->mutex, ExclusiveLock, true,
 								   true) != LOCKACQUIRE_NOT_AVAIL;
 	}
@@ -665,7 +664,6 @@ obix_dispatcher_main(Datum arg)
 
 	obix_begin_worker(arg);
 	before_shmem_exit(end_turns, (Datum) 0);
-	SetConfigOption("synchronous_commit", "local", PGC_SUSET, PGC_S_OVERRIDE);
 	step_context = AllocSetContextCreate(TopMemoryContext, "obix step",
 										 ALLOCSET_DEFAULT_SIZES);
 	obix_handler_init();

@@ -13,6 +13,7 @@
 #include "access/tupdesc.h"
 #include "catalog/pg_type.h"
 #include "utils/builtins.h"
+#include "utils/datum.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 #include "utils/uuid.h"
@@ -117,4 +118,26 @@ obix_form_placeholder(void)
 	values[Anum_event_recorded_at - 1] = TimestampTzGetDatum(0);
 	isnull[Anum_event_recorded_at - 1] = false;
 	return heap_form_minimal_tuple(obix_event_desc(), values, isnull, 0);
+}
+
+/*
+ * Store an event in a virtual slot, with copies of its values in the current
+ * memory context.
+ */
+void
+obix_store_event(TupleTableSlot *slot, const Datum *values, const bool *isnull)
+{
+	ExecClearTuple(slot);
+	for (int i = 0; i < Natts_event; i++)
+	{
+		Form_pg_attribute column = TupleDescAttr(slot->tts_tupleDescriptor, i);
+
+		slot->tts_isnull[i] = isnull[i];
+		if (isnull[i])
+			continue;
+		slot->tts_values[i] = column->attlen == -1 ?
+			PointerGetDatum(PG_DETOAST_DATUM_COPY(values[i])) :
+			datumCopy(values[i], column->attbyval, column->attlen);
+	}
+	ExecStoreVirtualTuple(slot);
 }

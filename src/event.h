@@ -11,6 +11,7 @@
 #define OBIX_EVENT_H
 
 #include "access/htup.h"
+#include "executor/tuptable.h"
 #include "utils/rel.h"
 
 /* Columns of an outbox and of obix.event */
@@ -27,5 +28,7 @@ extern TupleDesc obix_event_desc(void);
 extern bool obix_has_columns(Relation rel);
 extern void obix_check_columns(Relation rel);
 extern MinimalTuple obix_form_placeholder(void);
+extern void obix_store_event(TupleTableSlot *slot, const Datum *values,
+							 const bool *isnull);
 
 #endif							/* OBIX_EVENT_H */

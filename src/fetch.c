@@ -123,8 +123,7 @@ unlock_consumer(int32 id)
 {
 	LOCKTAG		tag;
 
-	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, obix_consumer_relid(), (Oid) id,
-					   OBIX_MUTEX_CONSUMER);
+	obix_set_consumer_tag(&tag, id);
 	(void) LockRelease(&tag, ExclusiveLock, false);
 }
 

@@ -242,6 +242,18 @@ insert_ranges(int32 id, List *ranges)
 	}
 }
 
+/* Put pieces, a list of ObixLateRange, in the place of the range they are of. */
+static void
+replace_range(const ObixDelivery *delivery, int64 from, List *pieces)
+{
+	ObixIdentity saved;
+
+	obix_begin_spi(&saved);
+	obix_delete_ranges(delivery->consumer->id, from, from);
+	insert_ranges(delivery->consumer->id, pieces);
+	obix_end_spi(&saved);
+}
+
 /* Are there late ranges at or below the start? */
 bool
 obix_has_late(const ObixDelivery *delivery)
@@ -417,13 +429,9 @@ obix_deliver_late(ObixDelivery *delivery)
 		if (same_ranges(pieces, &before))
 			continue;
 		changed = true;
-		obix_begin_spi(&saved);
-		obix_delete_ranges(delivery->consumer->id, before.from, before.from);
-		insert_ranges(delivery->consumer->id, pieces);
-		obix_end_spi(&saved);
+		replace_range(delivery, before.from, pieces);
 	}
 	ExecDropSingleTupleTableSlot(slot);
-	delivery->late = reader->events > 0;
 
 	if (changed)
 	{
@@ -447,7 +455,6 @@ obix_deliver_again(ObixDelivery *delivery)
 	ListCell   *cell;
 	List	   *ignored = NIL;
 	bool		complete;
-	ObixIdentity saved;
 
 	if (again > obix_delivery_start(state))
 	{
@@ -476,14 +483,10 @@ obix_deliver_again(ObixDelivery *delivery)
 				  range->holder);
 		if (!same_ranges(pieces, &before))
 		{
-			obix_begin_spi(&saved);
-			obix_delete_ranges(delivery->consumer->id, before.from, before.from);
-			insert_ranges(delivery->consumer->id, pieces);
-			obix_end_spi(&saved);
+			replace_range(delivery, before.from, pieces);
 			obix_set_state(state);
 		}
 	}
-	delivery->late = reader->events > 0;
 }
 
 /* Deliver what lies ahead and is committed, and record what is passed. */
@@ -579,12 +582,7 @@ obix_acknowledge_late(ObixDelivery *delivery, int64 sequence)
 	if (count == 0)
 		return;					/* it has been acknowledged before */
 	state->delivered += count;
-	if (state->attempt_sequence <= sequence)
-	{
-		state->attempts = 0;
-		if (state->state == OBIX_CONSUMER_STOPPED)
-			state->state = OBIX_CONSUMER_ACTIVE;
-	}
+	obix_settle_attempts(state, sequence);
 	obix_set_state(state);
 }
 

@@ -14,7 +14,6 @@
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "utils/builtins.h"
-#include "utils/datum.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
@@ -158,7 +157,6 @@ obix_load_dead_letter(int32 id, int64 sequence, TupleTableSlot *slot)
 	ObixIdentity saved;
 	bool		found;
 
-	ExecClearTuple(slot);
 	obix_begin_spi(&saved);
 	found = obix_run("SELECT sequence, event_id, type, key, payload, headers, recorded_at"
 					 " FROM obix.parked_event"
@@ -167,23 +165,15 @@ obix_load_dead_letter(int32 id, int64 sequence, TupleTableSlot *slot)
 					 2, obix_id_sequence_types, values, NULL) > 0;
 	if (found)
 	{
-		MemoryContext old = MemoryContextSwitchTo(context);
+		Datum		event[Natts_event];
+		bool		isnull[Natts_event];
+		MemoryContext old;
 
 		for (int i = 0; i < Natts_event; i++)
-		{
-			Form_pg_attribute column = TupleDescAttr(slot->tts_tupleDescriptor, i);
-			Datum		value = obix_spi_value(0, i + 1, &slot->tts_isnull[i]);
-
-			if (slot->tts_isnull[i])
-				continue;
-			if (column->attlen == -1)
-				value = PointerGetDatum(PG_DETOAST_DATUM_COPY(value));
-			else
-				value = datumCopy(value, column->attbyval, column->attlen);
-			slot->tts_values[i] = value;
-		}
+			event[i] = obix_spi_value(0, i + 1, &isnull[i]);
+		old = MemoryContextSwitchTo(context);
+		obix_store_event(slot, event, isnull);
 		MemoryContextSwitchTo(old);
-		ExecStoreVirtualTuple(slot);
 	}
 	obix_end_spi(&saved);
 	return found;

@@ -63,8 +63,6 @@ PG_FUNCTION_INFO_V1(obix_begin_rebuild);
 PG_FUNCTION_INFO_V1(obix_continue_rebuild);
 PG_FUNCTION_INFO_V1(obix_cancel_rebuild);
 
-static const Oid id_types[] = {INT4OID};
-
 /* The schema of a rebuild; false if there is no rebuild of the consumer. */
 static bool
 find_rebuild(int32 id, NameData *schema, bool *skip_errors)
@@ -77,7 +75,7 @@ find_rebuild(int32 id, NameData *schema, bool *skip_errors)
 	obix_begin_spi(&saved);
 	found = obix_run("SELECT schema, skip_errors FROM obix.rebuild_state"
 					 " WHERE id OPERATOR(pg_catalog.=) $1",
-					 1, id_types, &value, NULL) > 0;
+					 1, obix_id_sequence_types, &value, NULL) > 0;
 	if (found)
 	{
 		HeapTuple	row = SPI_tuptable->vals[0];
@@ -371,7 +369,7 @@ obix_cancel_rebuild_of(const ObixConsumer *consumer)
 	obix_begin_spi(&saved);
 	(void) obix_run("DELETE FROM obix.rebuild_state"
 					" WHERE id OPERATOR(pg_catalog.=) $1",
-					1, id_types, &value, NULL);
+					1, obix_id_sequence_types, &value, NULL);
 	obix_end_spi(&saved);
 	obix_drop_shadow(NameStr(schema));
 	obix_xact_dropped_consumer(-consumer->id);

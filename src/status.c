@@ -272,14 +272,10 @@ obix_consumer_progress(PG_FUNCTION_ARGS)
 		int64		mark = obix_exact_high_water_mark(parent, known);
 		int64		start = obix_delivery_start(&state);
 		ObixOutbox *shared;
-		ObixFound	found;
 		TimestampTz recorded_at;
 
 		/* what was found not to be for it does not make it late */
-		if (obix_turn_get_found(id, &found) &&
-			found.version == consumer.version &&
-			found.nothing_after <= start && found.nothing_to > start)
-			start = found.nothing_to;
+		start = obix_turn_nothing_to(id, consumer.version, start);
 
 		/* what it may get does not end at the high-water mark */
 		shared = obix_try_attach(parent, known);

@@ -575,6 +575,18 @@ obix_turn_get_found(int32 id, ObixFound *found)
 	return found->version != 0;
 }
 
+/* Up to where, from a position on, is nothing for a consumer known to be? */
+int64
+obix_turn_nothing_to(int32 id, int32 version, int64 start)
+{
+	ObixFound	found;
+
+	if (obix_turn_get_found(id, &found) && found.version == version &&
+		found.nothing_after <= start && found.nothing_to > start)
+		return found.nothing_to;
+	return start;
+}
+
 void
 obix_turn_set_found(int32 id, const ObixFound *found)
 {

@@ -95,6 +95,7 @@ extern bool obix_turn_is_idle(int32 id);
 extern bool obix_turn_get_tid(int32 id, ItemPointer tid);
 extern void obix_turn_set_tid(int32 id, ItemPointer tid);
 extern bool obix_turn_get_found(int32 id, ObixFound *found);
+extern int64 obix_turn_nothing_to(int32 id, int32 version, int64 start);
 extern void obix_turn_set_found(int32 id, const ObixFound *found);
 
 #endif							/* OBIX_TURN_H */
