@@ -194,7 +194,7 @@ obix_begin_scan(ObixScan *scan, Relation leaf, Snapshot snapshot,
 	scan->index = index_open(leaf->rd_pkindex, AccessShareLock);
 	scan->slot = table_slot_create(leaf, NULL);
 	scan->direction = direction;
-	scan->scan = index_beginscan(leaf, scan->index, snapshot, NULL, 2, 0);
+	scan->scan = index_beginscan(leaf, scan->index, snapshot, NULL, 2, 0, SO_NONE);
 	index_rescan(scan->scan, keys, 2, NULL, 0);
 }
 

@@ -15,6 +15,7 @@
 
 #include "access/genam.h"
 #include "access/htup_details.h"
+#include "access/tableam.h"
 #include "executor/executor.h"
 #include "storage/proc.h"
 #include "storage/procarray.h"
@@ -27,9 +28,31 @@
 #error "obix needs PostgreSQL 15 or later"
 #endif
 
+/* PG19: scans have flags, insertion into indexes has them in one argument */
+#if PG_VERSION_NUM < 190000
+#define SO_NONE				0
+#define table_beginscan(rel, snapshot, nkeys, key, flags) \
+	table_beginscan(rel, snapshot, nkeys, key)
+#if PG_VERSION_NUM >= 180000
+#define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys, flags) \
+	index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys)
+#endif
+#if PG_VERSION_NUM >= 160000
+#define ExecInsertIndexTuples(info, estate, flags, slot, arbiters, spec_conflict) \
+	ExecInsertIndexTuples(info, slot, estate, false, false, spec_conflict, arbiters, false)
+#endif
+#ifndef pg_fallthrough
+#if __has_attribute(fallthrough)
+#define pg_fallthrough		__attribute__((fallthrough))
+#else
+#define pg_fallthrough
+#endif
+#endif
+#endif
+
 /* PG18: more arguments, of which obix needs none */
 #if PG_VERSION_NUM < 180000
-#define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys) \
+#define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys, flags) \
 	index_beginscan(heap, index, snapshot, nkeys, norderbys)
 #define heap_form_minimal_tuple(desc, values, isnull, extra) \
 	heap_form_minimal_tuple(desc, values, isnull)
@@ -61,8 +84,8 @@
 	((class) == NamespaceRelationId ? \
 	 pg_namespace_aclcheck(object, role, mode) : \
 	 pg_proc_aclcheck(object, role, mode))
-#define ExecInsertIndexTuples(info, slot, estate, update, no_dup_error, spec_conflict, arbiters, only_summarizing) \
-	ExecInsertIndexTuples(info, slot, estate, update, no_dup_error, spec_conflict, arbiters)
+#define ExecInsertIndexTuples(info, estate, flags, slot, arbiters, spec_conflict) \
+	ExecInsertIndexTuples(info, slot, estate, false, false, spec_conflict, arbiters)
 #endif
 
 #endif							/* OBIX_COMPAT_H */

@@ -425,7 +425,8 @@ follow_chain(Relation states, Snapshot snapshot, int32 id, ItemPointer tid,
 static bool
 search_state(Relation states, Snapshot snapshot, int32 id, TupleTableSlot *slot)
 {
-	TableScanDesc scan = table_beginscan(states, snapshot, 0, NULL);
+	TableScanDesc scan = table_beginscan(states, snapshot, 0, NULL, SO_NONE);
+	ItemPointerData tid;
 	bool		found = false;
 
 	while (!found && table_scan_getnextslot(scan, ForwardScanDirection, slot))
@@ -433,10 +434,11 @@ search_state(Relation states, Snapshot snapshot, int32 id, TupleTableSlot *slot)
 		CHECK_FOR_INTERRUPTS();
 		found = is_state_of(slot, id);
 	}
-	if (found)
-		ExecMaterializeSlot(slot);	/* it points into the scan */
+	tid = slot->tts_tid;
 	table_endscan(scan);
-	return found;
+
+	/* what is in the slot points into the scan; visibility needs a buffer */
+	return found && table_tuple_fetch_row_version(states, &tid, snapshot, slot);
 }
 
 static void

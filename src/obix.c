@@ -18,6 +18,7 @@
 #include "tcop/utility.h"
 #include "utils/guc.h"
 
+#include "compat.h"
 #include "consumer.h"
 #include "insert.h"
 #include "obix.h"
@@ -76,7 +77,7 @@ end_transaction(XactEvent event, void *arg)
 	{
 		case XACT_EVENT_PRE_PREPARE:
 			obix_xact_check_prepare();
-			/* FALLTHROUGH */
+			pg_fallthrough;
 		case XACT_EVENT_PRE_COMMIT:
 			obix_publish_flush();
 			break;

@@ -81,9 +81,8 @@ insert_batch(ObixWriter *writer)
 
 	for (int i = 0; i < writer->nrows; i++)
 	{
-		(void) ExecInsertIndexTuples(writer->info, writer->slots[i],
-									 writer->estate, false, false, NULL, NIL,
-									 false);
+		(void) ExecInsertIndexTuples(writer->info, writer->estate, 0,
+									 writer->slots[i], NIL, NULL);
 		ExecClearTuple(writer->slots[i]);
 		ResetPerTupleExprContext(writer->estate);
 	}
