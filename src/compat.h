@@ -23,6 +23,7 @@
 #include "utils/acl.h"
 #include "utils/backend_status.h"
 #include "utils/regproc.h"
+#include "utils/wait_event.h"
 
 #if PG_VERSION_NUM < 150000
 #error "obix needs PostgreSQL 15 or later"
@@ -56,6 +57,11 @@
 	index_beginscan(heap, index, snapshot, nkeys, norderbys)
 #define heap_form_minimal_tuple(desc, values, isnull, extra) \
 	heap_form_minimal_tuple(desc, values, isnull)
+#endif
+
+/* PG17: what extensions wait for has names */
+#if PG_VERSION_NUM < 170000
+#define WaitEventExtensionNew(name) ((void) (name), PG_WAIT_EXTENSION)
 #endif
 
 /* PG17: ProcNumber, from 0, replaces BackendId, from 1 */

@@ -421,7 +421,7 @@ obix_wait_for(PG_FUNCTION_ARGS)
 			 position.suspect_from != 0);
 		if (unsure)
 			left = Min(left, UNSURE_POLL_MS);
-		if (ConditionVariableTimedSleep(&shared->moved, left, PG_WAIT_EXTENSION) &&
+		if (ConditionVariableTimedSleep(&shared->moved, left, obix_wait_event(OBIX_WAIT_EVENT)) &&
 			unsure)
 			break;
 	}

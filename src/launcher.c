@@ -391,7 +391,7 @@ obix_launcher_main(Datum arg)
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 						 TimestampDifferenceMilliseconds(GetCurrentTimestamp(),
 														 wake_at),
-						 PG_WAIT_EXTENSION);
+						 obix_wait_event(OBIX_WAIT_LAUNCHER));
 	}
 }
 

@@ -116,7 +116,7 @@ attempt(Oid relid, ObixTask task)
 			return 0;
 
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-						 tries * PAUSE_MS, PG_WAIT_EXTENSION);
+						 tries * PAUSE_MS, obix_wait_event(OBIX_WAIT_MAINTENANCE));
 		ResetLatch(MyLatch);
 		CHECK_FOR_INTERRUPTS();
 	}

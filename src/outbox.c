@@ -105,6 +105,24 @@ obix_shmem_startup(void)
 	LWLockRelease(AddinShmemInitLock);
 }
 
+/* How pg_stat_activity shows what is waited for, from PostgreSQL 17 on. */
+uint32
+obix_wait_event(ObixWaitEvent event)
+{
+	static const char *const names[OBIX_WAIT_EVENTS] = {
+		[OBIX_WAIT_LAUNCHER] = "ObixLauncherMain",
+		[OBIX_WAIT_WORKER] = "ObixWorkerMain",
+		[OBIX_WAIT_EVENT] = "ObixWait",
+		[OBIX_WAIT_MAINTENANCE] = "ObixMaintenance",
+		[OBIX_WAIT_REBUILD] = "ObixRebuild",
+	};
+	static uint32 known[OBIX_WAIT_EVENTS];
+
+	if (known[event] == 0)
+		known[event] = WaitEventExtensionNew(names[event]);
+	return known[event];
+}
+
 /* Error out unless obix has its shared memory. */
 void
 obix_require_preload(void)

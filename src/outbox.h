@@ -30,6 +30,17 @@ typedef enum ObixTroubleKind
 
 #define OBIX_ERROR_LENGTH	256
 
+/* What is waited for */
+typedef enum ObixWaitEvent
+{
+	OBIX_WAIT_LAUNCHER,			/* the launcher, for work */
+	OBIX_WAIT_WORKER,			/* a worker or dispatcher, for work */
+	OBIX_WAIT_EVENT,			/* obix.wait and obix.wait_for */
+	OBIX_WAIT_MAINTENANCE,		/* a lock that somebody else holds */
+	OBIX_WAIT_REBUILD,			/* obix.rebuild, for the dispatcher */
+	OBIX_WAIT_EVENTS
+} ObixWaitEvent;
+
 typedef struct ObixTrouble
 {
 	int			failures;		/* since the last success */
@@ -145,6 +156,7 @@ extern ObixShared *obix_shared;
 
 extern void obix_shmem_request(void);
 extern void obix_shmem_startup(void);
+extern uint32 obix_wait_event(ObixWaitEvent event);
 extern void obix_require_preload(void);
 
 /* directory */

@@ -662,12 +662,12 @@ obix_wait(PG_FUNCTION_ARGS)
 		}
 
 		if (shared != NULL)
-			ConditionVariableTimedSleep(&shared->moved, left, PG_WAIT_EXTENSION);
+			ConditionVariableTimedSleep(&shared->moved, left, obix_wait_event(OBIX_WAIT_EVENT));
 		else
 		{
 			(void) WaitLatch(MyLatch,
 							 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-							 left, PG_WAIT_EXTENSION);
+							 left, obix_wait_event(OBIX_WAIT_EVENT));
 			ResetLatch(MyLatch);
 			if (!RecoveryInProgress())
 				break;			/* promoted: begin anew */

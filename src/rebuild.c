@@ -338,7 +338,7 @@ obix_continue_rebuild(PG_FUNCTION_ARGS)
 	obix_xact_wait_for_rebuild(-consumer.id);
 	add_rebuild_turn(&consumer);
 	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-					 WAIT_MS, PG_WAIT_EXTENSION);
+					 WAIT_MS, obix_wait_event(OBIX_WAIT_REBUILD));
 	ResetLatch(MyLatch);
 	CHECK_FOR_INTERRUPTS();
 	PG_RETURN_BOOL(true);

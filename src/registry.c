@@ -27,6 +27,7 @@
 #include "catalog/indexing.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_class.h"
+#include "catalog/pg_extension.h"
 #include "catalog/pg_proc.h"
 #include "commands/extension.h"
 #include "commands/sequence.h"
@@ -359,6 +360,22 @@ obix_is_busy(int sqlerrcode)
 	return sqlerrcode == ERRCODE_LOCK_NOT_AVAILABLE ||
 		sqlerrcode == ERRCODE_T_R_DEADLOCK_DETECTED ||
 		sqlerrcode == ERRCODE_OBJECT_IN_USE;
+}
+
+/*
+ * Keep the extension to the end of the transaction.  Whoever drops it takes
+ * this lock before any other; so who has it does not meet objects that are half
+ * gone, nor ends in a deadlock over them.  Returns false if it is gone.
+ */
+bool
+obix_keep_extension(void)
+{
+	Oid			extension = get_extension_oid("obix", true);
+
+	if (!OidIsValid(extension))
+		return false;
+	LockDatabaseObject(ExtensionRelationId, extension, 0, AccessShareLock);
+	return get_extension_oid("obix", true) == extension;
 }
 
 /*

@@ -44,6 +44,7 @@ extern void obix_registry_insert(Oid outbox, int64 partition_width,
 								 int32 premake);
 extern void obix_registry_update(const ObixRegistryRow *row);
 extern void obix_registry_delete(Oid outbox);
+extern bool obix_keep_extension(void);
 extern void obix_lock_mutex(int32 id, ObixMutex mutex);
 extern PGDLLIMPORT bool obix_no_wait;
 

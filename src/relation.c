@@ -182,6 +182,8 @@ obix_open_to_maintain(Oid relid, ObixMutex mutex, LOCKMODE lockmode,
 		return NULL;
 	obix_lock_mutex(row->id, mutex);
 	obix_limit_lock_waits();
+	if (!obix_keep_extension())
+		return NULL;
 	parent = obix_try_open(relid, lockmode, known);
 	if (parent == NULL)
 		return NULL;

@@ -440,7 +440,7 @@ void
 obix_worker_sleep(long ms, int events)
 {
 	(void) WaitLatch(MyLatch, events | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, ms,
-					 PG_WAIT_EXTENSION);
+					 obix_wait_event(OBIX_WAIT_WORKER));
 }
 
 /* Leave; from now on the launcher is woken. */
