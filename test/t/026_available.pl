@@ -187,7 +187,7 @@ foreach my $round ('restart', 'crash', 'end')
 {
 	my $head = $node->safe_psql($db, 'SELECT max(sequence) FROM o');
 	my $load =
-	  start_pgbench($node, $db, "load-$round", '-c 8 -j 2 -T ' . ($round eq 'end' ? 4 : 60),
+	  start_pgbench($node, $db, "load-$round", '-c 8 -j 2 ' . ($round eq 'end' ? '-t 150' : '-T 60'),
 		\%scripts);
 	my $outside = start_psql($node, $db, "outside-$round", $fetcher x 20000);
 
@@ -195,7 +195,7 @@ foreach my $round ('restart', 'crash', 'end')
 	$open->query(
 		q{BEGIN; INSERT INTO o (payload, type) SELECT '"open"', 'rare' FROM generate_series(1, 30)}
 	);
-	$node->poll_query_until($db, "SELECT max(sequence) > $head + 2000 FROM o");
+	$node->poll_query_until($db, "SELECT max(sequence) > $head + 1000 FROM o");
 	$node->restart if $round eq 'restart';
 	if ($round eq 'crash')
 	{

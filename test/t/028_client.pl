@@ -217,7 +217,7 @@ SELECT obix.create_consumer('receipts', 'app.orders', types => '{paid}', max_att
 	{
 		$load = start_publishers($how, 3);
 		usleep(1_500_000);
-		$node->restart('fast') if $how eq 'restart';
+		$node->restart if $how eq 'restart';
 		crash($node) if $how eq 'crash';
 		$node->start if $how eq 'crash';
 		finish_pgbench($load, may_fail => 1);
