@@ -372,6 +372,8 @@ obix_call_handlers(const ObixConsumer *consumer, const ObixFunctions *functions,
 	{
 		Datum		event = ExecFetchSlotHeapTupleDatum(slot);
 
+		/* a tuple from a file is the slot's, but in the current context */
+		ExecClearTuple(slot);
 		if (batch)
 			array[n] = event;
 		else

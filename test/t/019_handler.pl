@@ -96,6 +96,35 @@ is( $node->safe_psql(
 	'8|t',
 	'payloads are what was published');
 
+# A batch of more than work_mem waits in a file, also if there are no functions
+# for batches.
+make_handler($node, $db, 'heavy_one', q{PERFORM test.note('heavy_one', e);});
+make_handler(
+	$node, $db, 'heavy_many',
+	q{PERFORM test.note('heavy_many', x) FROM unnest(e) x;},
+	kind => 'batch');
+$node->safe_psql(
+	$db, q{
+SELECT obix.create_outbox('heavy');
+SELECT obix.create_consumer('heavy_one', 'heavy', handler => 'test.heavy_one');
+SELECT obix.create_consumer('heavy_many', 'heavy', batch_handler => 'test.heavy_many');
+});
+$node->safe_psql(
+	$db, q{
+SELECT count(obix.publish('heavy', to_jsonb((SELECT string_agg(md5(h::text || g), '') FROM generate_series(1, 3000) h))))
+FROM generate_series(1, 60) g;});
+consumers_ok($node, $db, q{consumer LIKE 'heavy%'},
+	'lag_events = 0', 'batches that do not fit into memory are delivered');
+is( $node->safe_psql(
+		$db,
+		q{SELECT a.consumer, count(*), bool_and(a.payload = o.payload), min(s.failed)
+FROM test.applied a JOIN heavy o USING (sequence) JOIN obix.consumer_status s USING (consumer)
+WHERE consumer LIKE 'heavy%' GROUP BY 1 ORDER BY 1}
+	),
+	"heavy_many|60|t|0\nheavy_one|60|t|0",
+	'at once, and as they are');
+$node->safe_psql($db, q{SELECT obix.drop_outbox('heavy', force => true)});
+
 # What a handler publishes follows in the same transaction.
 $node->safe_psql($db, q{SELECT obix.create_outbox('next')});
 make_handler($node, $db, 'chain',
