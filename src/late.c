@@ -42,6 +42,9 @@
 /* Pieces to break a late range into, at most */
 #define MAX_PIECES			1000
 
+/* Late ranges to read at a time: a consumer can have very many */
+#define RANGES_AT_A_TIME	256
+
 /* A range of obix.consumer_late */
 typedef struct ObixLateRange
 {
@@ -289,26 +292,17 @@ obix_count_late(const ObixConsumerState *state)
 	return count;
 }
 
-/* The late ranges of a consumer that begin at or below its start. */
+/* The late ranges that a query finds. */
 static List *
-read_ranges(const ObixDelivery *delivery)
+select_ranges(const char *query, int nargs, const Oid *types, Datum *values)
 {
 	MemoryContext context = CurrentMemoryContext;
-	Datum		values[] = {
-		Int32GetDatum(delivery->consumer->id),
-		Int64GetDatum(obix_delivery_start(delivery->state))
-	};
 	List	   *ranges = NIL;
 	ObixIdentity saved;
 	MemoryContext old;
 
 	obix_begin_spi(&saved);
-	(void) obix_run("SELECT from_sequence, to_sequence, requeued, handed_out, holder"
-					" FROM obix.consumer_late"
-					" WHERE id OPERATOR(pg_catalog.=) $1"
-					" AND from_sequence OPERATOR(pg_catalog.<=) $2"
-					" ORDER BY from_sequence",
-					2, obix_id_sequence_types, values, NULL);
+	(void) obix_run(query, nargs, types, values, NULL);
 	old = MemoryContextSwitchTo(context);
 	for (uint64 i = 0; i < SPI_processed; i++)
 	{
@@ -328,6 +322,46 @@ read_ranges(const ObixDelivery *delivery)
 	MemoryContextSwitchTo(old);
 	obix_end_spi(&saved);
 	return ranges;
+}
+
+/*
+ * The first late ranges of a consumer that begin above a sequence, and at or
+ * below its start.
+ */
+static List *
+read_ranges(const ObixDelivery *delivery, int64 above)
+{
+	static const Oid types[] = {INT4OID, INT8OID, INT8OID, INT4OID};
+	Datum		values[] = {
+		Int32GetDatum(delivery->consumer->id), Int64GetDatum(above),
+		Int64GetDatum(obix_delivery_start(delivery->state)),
+		Int32GetDatum(RANGES_AT_A_TIME)
+	};
+
+	return select_ranges("SELECT from_sequence, to_sequence, requeued, handed_out, holder"
+						 " FROM obix.consumer_late"
+						 " WHERE id OPERATOR(pg_catalog.=) $1"
+						 " AND from_sequence OPERATOR(pg_catalog.>) $2"
+						 " AND from_sequence OPERATOR(pg_catalog.<=) $3"
+						 " ORDER BY from_sequence LIMIT $4",
+						 lengthof(types), types, values);
+}
+
+/* The late range that has a sequence, in a list; NIL if there is none. */
+static List *
+find_range(const ObixDelivery *delivery, int64 sequence)
+{
+	Datum		values[] = {
+		Int32GetDatum(delivery->consumer->id), Int64GetDatum(sequence)
+	};
+
+	return select_ranges("SELECT from_sequence, to_sequence, requeued, handed_out, holder"
+						 " FROM (SELECT * FROM obix.consumer_late"
+						 " WHERE id OPERATOR(pg_catalog.=) $1"
+						 " AND from_sequence OPERATOR(pg_catalog.<=) $2"
+						 " ORDER BY from_sequence DESC LIMIT 1) r"
+						 " WHERE to_sequence OPERATOR(pg_catalog.>=) $2",
+						 2, obix_id_sequence_types, values);
 }
 
 /*
@@ -367,29 +401,31 @@ same_ranges(List *pieces, const ObixLateRange *range)
 		FullTransactionIdEquals(piece->holder, range->holder);
 }
 
-/* Deliver what is late. */
-void
-obix_deliver_late(ObixDelivery *delivery)
+/*
+ * Deliver late ranges, a list.  Returns whether there may be more, which are to
+ * be looked at as well.
+ */
+static bool
+deliver_ranges(ObixDelivery *delivery, List *ranges, bool *changed)
 {
 	ObixReader *reader = &delivery->reader;
-	ObixConsumerState *state = delivery->state;
 	TupleTableSlot *slot = MakeSingleTupleTableSlot(obix_event_desc(),
 													&TTSOpsVirtual);
 	ObixLateRange *open = NULL;
-	bool		changed = false;
 	bool		full = false;
 	ListCell   *cell;
 	ObixIdentity saved;
 
-	foreach(cell, read_ranges(delivery))
+	foreach(cell, ranges)
 	{
 		ObixLateRange *range = lfirst(cell);
 		ObixLateRange before = *range;
 		List	   *pieces = NIL;
 
 		CHECK_FOR_INTERRUPTS();
-		if (full || reader->events >= reader->max_events ||
-			reader->bytes >= reader->max_bytes)
+		full |= reader->events >= reader->max_events ||
+			reader->bytes >= reader->max_bytes;
+		if (full)
 			break;
 		if (is_in_progress(range->holder))
 		{
@@ -402,7 +438,7 @@ obix_deliver_late(ObixDelivery *delivery)
 				open->to = range->to;
 				insert_ranges(delivery->consumer->id, list_make1(open));
 				obix_end_spi(&saved);
-				changed = true;
+				*changed = true;
 			}
 			else
 				open = range;
@@ -428,10 +464,31 @@ obix_deliver_late(ObixDelivery *delivery)
 		}
 		if (same_ranges(pieces, &before))
 			continue;
-		changed = true;
+		*changed = true;
 		replace_range(delivery, before.from, pieces);
 	}
 	ExecDropSingleTupleTableSlot(slot);
+	return !full && list_length(ranges) == RANGES_AT_A_TIME;
+}
+
+/* Deliver what is late. */
+void
+obix_deliver_late(ObixDelivery *delivery)
+{
+	ObixConsumerState *state = delivery->state;
+	int64		above = 0;
+	bool		changed = false;
+	bool		more;
+	ObixIdentity saved;
+
+	do
+	{
+		List	   *ranges = read_ranges(delivery, above);
+
+		if (ranges != NIL)
+			above = ((ObixLateRange *) llast(ranges))->to;
+		more = deliver_ranges(delivery, ranges, &changed);
+	} while (more);
 
 	if (changed)
 	{
@@ -465,14 +522,14 @@ obix_deliver_again(ObixDelivery *delivery)
 		return;
 	}
 
-	foreach(cell, read_ranges(delivery))
+	foreach(cell, find_range(delivery, again))
 	{
 		ObixLateRange *range = lfirst(cell);
 		ObixLateRange before = *range;
 		List	   *pieces = NIL;
 
 		/* a dead letter that was requeued waits its turn */
-		if (range->requeued || again < range->from || again > range->to)
+		if (range->requeued)
 			continue;
 		add_piece(&pieces, range->from, again - 1, range->handed_out,
 				  range->holder);

@@ -465,5 +465,54 @@ SELECT obix.fail('failing', 2, 'a placeholder');
 SELECT obix.fail('failing', 3, 'fails');
 SELECT sequence, type, payload FROM obix.dead_letter WHERE consumer = 'failing';
 
+--
+-- More late ranges than are read at a time
+--
+SELECT obix.create_outbox('ranges', 5000, 1);
+SELECT obix.create_consumer('ranges', 'ranges', ordering => 'available', on_failure => 'dead_letter', max_attempts => 1);
+BEGIN;
+DO $$
+BEGIN
+    FOR i IN 1 .. 600 LOOP
+        BEGIN
+            INSERT INTO ranges (payload) VALUES ('"gone"');
+            RAISE division_by_zero;
+        EXCEPTION WHEN division_by_zero THEN NULL;
+        END;
+        INSERT INTO ranges (payload) VALUES (to_jsonb(i));
+    END LOOP;
+END $$;
+PREPARE TRANSACTION 'obix_available';
+INSERT INTO ranges (payload) VALUES ('"first"');
+SELECT sequence, payload FROM obix.fetch('ranges');
+SELECT obix.ack('ranges', 1201);
+SELECT sequence, payload FROM obix.fetch('ranges');
+SELECT late_ranges > 256 AS many FROM progress WHERE consumer = 'ranges';
+COMMIT PREPARED 'obix_available';
+CALL drain('ranges', 250);
+SELECT obix.fill_gaps('ranges') >= 0 AS filled;
+CALL drain('ranges', 250);
+SELECT count(*), count(DISTINCT sequence), bool_and((payload::bigint) = row) FROM
+(SELECT sequence, payload, row_number() OVER (ORDER BY n) AS row FROM got WHERE consumer = 'ranges') g;
+SELECT "cursor", late_ranges, delivered FROM progress WHERE consumer = 'ranges';
+-- and as many dead letters
+TRUNCATE got;
+SELECT count(obix.publish('ranges', to_jsonb(n))) FROM generate_series(1, 600) n;
+DO $$
+BEGIN
+    FOR i IN 1202 .. 1801 LOOP
+        PERFORM obix.fetch('ranges', 1);
+        PERFORM obix.fail('ranges', i, 'fails');
+    END LOOP;
+END $$;
+SELECT * FROM obix.fetch('ranges');
+SELECT count(obix.requeue('ranges', sequence)) FROM (SELECT sequence FROM obix.dead_letter WHERE consumer = 'ranges' ORDER BY 1) d;
+SELECT count(*), min(sequence), max(sequence) FROM obix.fetch('ranges', 1000);
+SELECT obix.fail('ranges', 1202, 'fails again');
+CALL drain('ranges', 500);
+SELECT count(*), count(DISTINCT sequence), bool_and((payload::bigint) = row + 1) FROM
+(SELECT sequence, payload, row_number() OVER (ORDER BY n) AS row FROM got WHERE consumer = 'ranges') g;
+SELECT "cursor", late_ranges, delivered, dead_lettered FROM progress WHERE consumer = 'ranges';
+
 DROP SCHEMA obix_available CASCADE;
 SELECT count(*) FROM obix.consumer_late;
