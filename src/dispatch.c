@@ -674,7 +674,7 @@ obix_dispatcher_main(Datum arg)
 		TimestampTz leave_at;
 		TimestampTz now;
 
-		obix_worker_interrupts();
+		(void) obix_worker_interrupts();
 		if (obix_dispatch_workers == 0)
 			break;
 		if (serve_next(&due_at, &worked))

@@ -324,20 +324,6 @@ start_dispatchers(TimestampTz now)
 	return wake_at;
 }
 
-/* Have all outboxes looked after. */
-static void
-request_everything(void)
-{
-	for (int i = 0; i < obix_max_outboxes; i++)
-	{
-		ObixOutbox *outbox = obix_nth_outbox(i);
-
-		if (OidIsValid(outbox->database))
-			obix_request_work(outbox, OBIX_WORK_FILL | OBIX_WORK_RECOVER |
-							  OBIX_WORK_PREMAKE);
-	}
-}
-
 static void
 forget_launcher(int code, Datum arg)
 {
@@ -379,7 +365,7 @@ obix_launcher_main(Datum arg)
 		reap_workers(now);
 		if (now >= premake_at)
 		{
-			request_everything();
+			obix_request_everything(InvalidOid);
 			premake_at = TimestampTzPlusMilliseconds(now,
 													 obix_premake_interval * INT64CONST(1000));
 		}

@@ -58,6 +58,21 @@ obix_request_work(ObixOutbox *outbox, uint32 work)
 	LWLockRelease(obix_shared->worker_lock);
 }
 
+/* Have all outboxes of a database looked after, InvalidOid: of every database. */
+void
+obix_request_everything(Oid database)
+{
+	for (int i = 0; i < obix_max_outboxes; i++)
+	{
+		ObixOutbox *outbox = obix_nth_outbox(i);
+
+		if (OidIsValid(outbox->database) &&
+			(!OidIsValid(database) || outbox->database == database))
+			obix_request_work(outbox, OBIX_WORK_FILL | OBIX_WORK_RECOVER |
+							  OBIX_WORK_PREMAKE);
+	}
+}
+
 /*
  * A prepared transaction of this database may have ended: have the outboxes
  * looked at that wait for one.
@@ -109,6 +124,10 @@ obix_due_work(ObixOutbox *outbox, TimestampTz now, Oid *database,
 			  Oid *relation, TimestampTz *retry_at)
 {
 	uint32		work = pg_atomic_read_u32(&outbox->work);
+
+	/* it waits until that is switched on, and whoever is here has read so */
+	if (!obix_auto_recover)
+		work &= ~OBIX_WORK_RECOVER;
 
 	*retry_at = 0;
 	if (work == 0)

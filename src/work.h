@@ -19,6 +19,7 @@
 #define OBIX_WORK_NOTIFY	0x08	/* events were committed */
 
 extern void obix_request_work(ObixOutbox *outbox, uint32 work);
+extern void obix_request_everything(Oid database);
 extern void obix_request_undecided(void);
 extern uint32 obix_due_work(ObixOutbox *outbox, TimestampTz now, Oid *database,
 							Oid *relation, TimestampTz *retry_at);

@@ -266,8 +266,6 @@ serve_outbox(ObixOutbox *outbox, Oid relid, uint32 work)
 	obix_take_work(outbox, work);
 	if (!obix_enabled)
 		return;					/* asked for again by the timer */
-	if (!obix_auto_recover)
-		work &= ~OBIX_WORK_RECOVER;
 	for (int i = 0; i < lengthof(tasks); i++)
 	{
 		ObixTroubleKind kind = tasks[i].kind;
@@ -423,17 +421,20 @@ obix_begin_worker(Datum arg)
 		proc_exit(0);
 }
 
-/* Before looking for work: what is asked for from now on wakes us. */
-void
+/*
+ * Before looking for work: what is asked for from now on wakes us.  Returns
+ * whether settings have been read.
+ */
+bool
 obix_worker_interrupts(void)
 {
 	ResetLatch(MyLatch);
 	CHECK_FOR_INTERRUPTS();
-	if (ConfigReloadPending)
-	{
-		ConfigReloadPending = false;
-		ProcessConfigFile(PGC_SIGHUP);
-	}
+	if (!ConfigReloadPending)
+		return false;
+	ConfigReloadPending = false;
+	ProcessConfigFile(PGC_SIGHUP);
+	return true;
 }
 
 void
@@ -471,7 +472,9 @@ obix_worker_main(Datum arg)
 		TimestampTz leave_at;
 		TimestampTz retry_at;
 
-		obix_worker_interrupts();
+		/* the launcher may have asked before we knew what is switched on */
+		if (obix_worker_interrupts())
+			obix_request_everything(MyDatabaseId);
 		if (serve_outboxes(&retry_at))
 		{
 			last_busy = GetCurrentTimestamp();

@@ -15,7 +15,7 @@
 extern int	obix_worker_place;
 
 extern void obix_begin_worker(Datum arg);
-extern void obix_worker_interrupts(void);
+extern bool obix_worker_interrupts(void);
 extern void obix_worker_sleep(long ms, int events);
 extern void obix_end_worker(void);
 

@@ -200,6 +200,48 @@ poll_ok($node, 'closed', q{SELECT count(*) = 2 FROM obix.read('o', 0)},
 	'opened, it is served from its first use on');
 
 #
+# What is switched on while the worker is busy, before it can know, is done
+#
+$node->append_conf('postgresql.conf', "obix.auto_recover = off\nobix.lock_timeout = '5 min'\n");
+$node->reload;
+$node->safe_psql('postgres', 'CREATE DATABASE settings');
+setup_database($node, 'settings');
+$node->safe_psql(
+	'settings', q{
+SELECT obix.create_outbox(o, partition_width => 10, premake => 1) FROM unnest('{busy,stranded}'::text[]) o;});
+my $reader = $node->background_psql('settings');
+$reader->query_safe('BEGIN; SELECT count(*) FROM stranded');
+publish($node, 'settings', 'stranded', 50);
+poll_ok($node, 'settings',
+	q{SELECT count(*) = 1 FROM pg_locks WHERE relation = 'stranded_default'::regclass AND mode = 'AccessShareLock'},
+	'a reader keeps partitions from being attached');
+$reader->query_safe('COMMIT');
+$reader->quit;
+poll_ok(
+	$node, 'settings',
+	q{SELECT stranded > 0 AND runway > 0 FROM obix.outbox_status WHERE outbox = 'stranded'::regclass},
+	'and events stay where they are');
+
+my $writer = $node->background_psql('settings');
+$writer->query_safe('BEGIN; LOCK TABLE busy IN ROW EXCLUSIVE MODE');
+publish($node, 'settings', 'busy', 10);
+poll_ok($node, 'settings',
+	q{SELECT count(*) = 1 FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE NOT granted AND backend_type = 'obix worker' AND relation = 'busy'::regclass},
+	'the worker waits');
+$node->poll_query_until('postgres',
+	q{SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'obix worker' AND datname <> 'settings'}
+) or die 'other workers stay';
+$node->append_conf('postgresql.conf', "obix.auto_recover = on\n");
+$node->reload;
+worker_pid($node, 'db1');    # the launcher has asked everywhere
+$writer->query_safe('COMMIT');
+$writer->quit;
+is_settled($node, 'settings', 'stranded', 'then the other outbox is recovered');
+$node->append_conf('postgresql.conf', "obix.lock_timeout = '50 ms'\n");
+$node->reload;
+ok(no_workers($node), 'and no worker is left');
+
+#
 # Fast stop, with everything in motion
 #
 $node->append_conf('postgresql.conf', "obix.worker_linger = '4 s'\n");
