@@ -178,12 +178,11 @@ obix_open_to_maintain(Oid relid, ObixMutex mutex, LOCKMODE lockmode,
 {
 	Relation	parent;
 
-	if (!obix_enabled || !obix_registry_find(relid, row))
+	if (!obix_enabled || !obix_keep_extension() ||
+		!obix_registry_find(relid, row))
 		return NULL;
 	obix_lock_mutex(row->id, mutex);
 	obix_limit_lock_waits();
-	if (!obix_keep_extension())
-		return NULL;
 	parent = obix_try_open(relid, lockmode, known);
 	if (parent == NULL)
 		return NULL;

@@ -218,6 +218,7 @@ run_task(ObixOutbox *outbox, Oid relid, void (*task) (Oid),
 		PushActiveSnapshot(GetTransactionSnapshot());
 		nestlevel = NewGUCNestLevel();
 		obix_limit_lock_waits();
+		(void) obix_keep_extension();	/* if it is gone, the task sees that */
 		task(relid);
 		AtEOXact_GUC(false, nestlevel);
 		PopActiveSnapshot();

@@ -12,7 +12,8 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $node = new_node('main', conf => "obix.max_outboxes = 4\n");
+# with lock waits in the log, for a deadlock in which a worker gave way
+my $node = new_node('main', conf => "obix.max_outboxes = 4\nlog_lock_waits = on\n");
 my ($result, $stdout, $stderr);
 
 # All four entries must be free.
