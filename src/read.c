@@ -416,6 +416,14 @@ obix_read(PG_FUNCTION_ARGS)
 		pg_uuid_t	id;
 		bool		exists = has_row(reader.parent, reader.snapshot, after, &id);
 
+		/* moved out of DEFAULT while we waited for the lock */
+		if (!exists)
+		{
+			SnapshotData dirty;
+
+			InitDirtySnapshot(dirty);
+			exists = has_row(reader.parent, &dirty, after, &id);
+		}
 		if (!exists && reader.shared == NULL &&
 			after > obix_resolved(relid))
 		{

@@ -143,8 +143,32 @@ WHERE outbox = 'gaps'::regclass AND from_sequence <= d.sequence)) FROM gaps_defa
 	'2',
 	'rows are stranded in two gaps between partitions');
 $stranded = $node->safe_psql('postgres', 'SELECT count(*) FROM gaps_default');
-is($node->safe_psql('postgres', q{SELECT obix.recover_default('gaps')}),
+
+# Those who began to read before it commits do not see rows that it has moved,
+# but see that they are there.
+my @positions = split /\n/,
+  $node->safe_psql('postgres',
+	q{SELECT sequence || '|' || id FROM gaps_default WHERE sequence IN (SELECT min(sequence) FROM gaps_default UNION SELECT max(sequence) FROM gaps_default)}
+  );
+my $recovery = $node->background_psql('postgres');
+is($recovery->query_safe(q{BEGIN; SELECT obix.recover_default('gaps')}),
 	$stranded, 'recover_default brings back both');
+my @readers;
+foreach my $position (@positions)
+{
+	my ($sequence, $id) = split /\|/, $position;
+
+	push @readers,
+	  start_psql($node, 'postgres', "reader-$sequence",
+		"SELECT count(*) >= 0 FROM obix.read('gaps', $sequence, after_id => '$id');\n");
+}
+poll_ok($node, 'postgres',
+	q{SELECT count(*) = 2 FROM pg_stat_activity WHERE query LIKE '%after_id%' AND wait_event_type = 'Lock'},
+	'readers wait for it');
+$recovery->query_safe('COMMIT');
+$recovery->quit;
+is(join(' ', map { finish_psql($_) } @readers), 't t', 'then they read on')
+  or diag(map { $_->{stderr} } @readers);
 is($node->safe_psql('postgres', q{SELECT obix.recover_default('gaps')}),
 	'0', 'and finds nothing more');
 my $all = 350 + $more;
