@@ -53,7 +53,9 @@ class Verifier:
             delivered = {outbox: ledger.delivered[outbox].tokens[self.base[outbox] + 1:] for outbox in ledger.outboxes}
         above = collections.Counter()   # events of each part above a hole
         with conn.transaction():
+            # rows that recovery moves out of DEFAULT are not seen by older snapshots
             conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            conn.execute(f"LOCK TABLE ONLY {', ONLY '.join(ledger.outboxes)} IN ACCESS SHARE MODE")
             rows = {outbox: list(self.rows(conn, outbox, self.base[outbox])) for outbox in ledger.outboxes}
         for outbox in ledger.outboxes:
             self.quick_outbox(outbox, rows[outbox], delivered[outbox], above)
