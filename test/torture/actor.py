@@ -89,7 +89,6 @@ class World:
 class Actor(threading.Thread):
     """Something that goes on in steps, connecting again where that is needed."""
 
-    user = None
     also = ()                   # further errors it has to expect: (SQLSTATE, pattern)
 
     def __init__(self, world, name, going):
@@ -123,8 +122,11 @@ class Actor(threading.Thread):
 
     def connect(self):
         """Have a connection."""
-        self.conn = self.server.connect(application_name=f"torture {self.name}",
-                                        **({"user": self.user} if self.user else {}))
+        self.conn = self.server.connect(application_name=f"torture {self.name}", options=self.options())
+
+    def options(self):
+        """Settings for its session."""
+        return ""
 
     def step(self):
         """One piece of what it does."""
