@@ -32,7 +32,7 @@ class Publisher(Actor):
     kinds = {
         "single": 20, "many": 12, "insert": 12, "rows": 8, "copy": 6, "savepoints": 10, "rollback": 6,
         "prepare": 5, "serializable": 6, "repeatable": 5, "async": 6, "two": 6, "large": 0.3, "counter": 12,
-        "timeout": 5, "vanish": 2, "exception": 3,
+        "timeout": 5, "vanish": 2, "exception": 3, "drawn": 5,
     }
 
     def __init__(self, world, name):
@@ -159,6 +159,23 @@ class Publisher(Actor):
         self.ledger.set_id(part, str(uuid))
         if self.chance(0.3):
             self.pause(0.03)
+        return self.finish(tx)
+
+    def kind_drawn(self, tx):
+        """A sequence that is drawn first, and used later, or not."""
+        outbox = self.outbox()
+        self.begin()
+        part = tx.part(outbox, 1, False)
+        sequence = self.value(f"SELECT obix.next_sequence('{outbox}')")
+        if self.chance(0.3):
+            self.insert(tx, outbox, 2)
+        self.pause(0.1)
+        if self.chance(0.2):
+            tx.roll_back_parts([part])
+        else:
+            kind, key, payload = event(part, 0, 0)
+            self.execute(f"INSERT INTO {outbox} (sequence, type, key, payload) "
+                         f"VALUES ({sequence}, {kind}, {key}, {payload})")
         return self.finish(tx)
 
     def kind_rows(self, tx):
