@@ -32,7 +32,7 @@ class Publisher(Actor):
     kinds = {
         "single": 20, "many": 12, "insert": 12, "rows": 8, "copy": 6, "savepoints": 10, "rollback": 6,
         "prepare": 5, "serializable": 6, "repeatable": 5, "async": 6, "two": 6, "large": 0.3, "counter": 12,
-        "timeout": 5, "vanish": 2, "exception": 3, "drawn": 5,
+        "timeout": 5, "vanish": 2, "exception": 3, "drawn": 8,
     }
 
     def __init__(self, world, name):
@@ -169,7 +169,7 @@ class Publisher(Actor):
         sequence = self.value(f"SELECT obix.next_sequence('{outbox}')")
         if self.chance(0.3):
             self.insert(tx, outbox, 2)
-        self.pause(0.1)
+        self.pause(0.3)
         if self.chance(0.2):
             tx.roll_back_parts([part])
         else:
@@ -242,6 +242,8 @@ class Publisher(Actor):
         if self.chance(0.2):
             self.conn.close()
             return ABORTED
+        if self.chance(0.5):
+            self.pause(0.2)             # others draw meanwhile, and are in flight still
         return self.rollback()
 
     def kind_prepare(self, tx):
