@@ -59,6 +59,9 @@
 /* Between asking a gate that is closed */
 #define GATE_MS				1000
 
+/* Between attempts to get at an outbox that somebody has locked */
+#define LOCKED_MS			500
+
 /* Until a consumer whose mutex somebody holds is looked at again */
 #define BUSY_MS				20
 
@@ -102,6 +105,10 @@ typedef struct ObixStep
 	int64		last;
 	TimestampTz last_at;
 	bool		single;			/* one event, whose attempt was counted */
+
+	/* of a part */
+	int			nestlevel;		/* of the settings of our own */
+	bool		called;			/* functions of users have been called */
 
 	/* of a rebuild */
 	bool		live_claimed;	/* nobody else serves the live consumer */
@@ -155,8 +162,12 @@ why_not_served(ObixStep *step)
 
 	if (why != NULL)
 		return why;
-	if (pg_class_aclcheck(consumer->outbox, consumer->owner, ACL_SELECT) != ACLCHECK_OK ||
-		check_enable_rls(consumer->outbox, consumer->owner, true) == RLS_ENABLED)
+	if (consumer->handler == NULL && consumer->batch_handler == NULL)
+		return "it has no handler";
+	(void) set_config_option("search_path", consumer->search_path,
+							 PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
+							 false, 0, false);	/* only check it */
+	if (!obix_may_read(consumer->outbox, consumer->owner))
 		return psprintf("role \"%s\" may not read outbox \"%s\"",
 						GetUserNameFromId(consumer->owner, false),
 						get_rel_name(consumer->outbox));
@@ -289,6 +300,15 @@ prepare(ObixStep *step)
 	obix_end_delivery(&delivery);
 }
 
+/* From here on, what is called belongs to users. */
+static void
+end_own(ObixStep *step)
+{
+	AtEOXact_GUC(false, step->nestlevel);
+	step->nestlevel = 0;
+	step->called = true;
+}
+
 /*
  * Move the cursor, and call the handlers.  Nothing of ours comes after them:
  * from then on to the end of the transaction, the user is the owner of the
@@ -312,6 +332,7 @@ handle(ObixStep *step)
 	obix_acknowledge(&delivery, step->last);
 	obix_end_delivery(&delivery);
 
+	end_own(step);
 	obix_call_handlers(&step->consumer, &step->functions, step->events,
 					   step->desc, step->count);
 	if (step->id < 0)
@@ -320,6 +341,25 @@ handle(ObixStep *step)
 		obix_check_rebuild(&step->consumer);
 		step->used_live = false;
 	}
+}
+
+/* The handlers could not be called: that was no attempt. */
+static void
+take_back(ObixStep *step)
+{
+	ObixConsumerState state;
+
+	if (!lock_for_session(step))
+		return;
+	obix_get_state(&step->consumer, &state);
+	if (!step->single)
+		state.one_by_one = 0;
+	else if (state.attempts > 0 && state.attempt_sequence == step->last)
+	{
+		state.attempts--;
+		state.retry_at = 0;
+	}
+	obix_set_state(&state);
 }
 
 /* The handlers failed: decide what becomes of the event, if it was one. */
@@ -378,6 +418,7 @@ give_up(ObixStep *step)
 static void
 ask_gate(ObixStep *step)
 {
+	end_own(step);
 	step->gate_open = obix_ask_gate(&step->consumer, step->functions.gate);
 }
 
@@ -457,6 +498,9 @@ stop_for_error(ObixStep *step)
 /*
  * Run a part of a step in a transaction.  Returns false if it failed, with why
  * in step->error.
+ *
+ * Anybody can have locked an outbox of theirs, or have a consumer of theirs
+ * changed in a transaction that goes on: others must not wait for that.
  */
 static bool
 run_part(ObixStep *step, void (*part) (ObixStep *step))
@@ -474,7 +518,12 @@ run_part(ObixStep *step, void (*part) (ObixStep *step))
 		StartTransactionCommand();
 		MemoryContextSwitchTo(step_context);
 		PushActiveSnapshot(GetTransactionSnapshot());
+		step->called = false;
+		step->nestlevel = NewGUCNestLevel();
+		obix_limit_lock_waits();
 		part(step);
+		if (!step->called)
+			AtEOXact_GUC(false, step->nestlevel);
 		PopActiveSnapshot();
 		CommitTransactionCommand();
 		obix_stop_timeout();
@@ -509,6 +558,12 @@ static void
 cannot_serve(ObixStep *step)
 {
 	const char *error = step->error;
+
+	if (obix_is_busy(step->sqlerrcode) && !step->called)
+	{
+		step_later(step, LOCKED_MS);
+		return;
+	}
 
 	/* nothing is wrong with the consumer itself */
 	switch (ERRCODE_TO_CATEGORY(step->sqlerrcode))
@@ -550,9 +605,16 @@ run_step(ObixStep *step)
 										step->consumer.batch_handler ?
 										step->consumer.batch_handler :
 										step->consumer.handler));
-		if (!run_part(step, handle) &&
-			!run_part(step, step->used_live ? stop_for_error : give_up))
-			step_later(step, GATE_MS);
+		if (!run_part(step, handle))
+		{
+			if (obix_is_busy(step->sqlerrcode) && !step->called)
+			{
+				(void) run_part(step, take_back);
+				step_later(step, LOCKED_MS);
+			}
+			else if (!run_part(step, step->used_live ? stop_for_error : give_up))
+				step_later(step, GATE_MS);
+		}
 		pgstat_report_activity(STATE_IDLE, NULL);
 	}
 	if (step->outcome == OUTCOME_CAUGHT_UP ||

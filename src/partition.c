@@ -41,6 +41,7 @@
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "bounds.h"
@@ -114,6 +115,18 @@ obix_quote_relation(Oid relid)
 }
 
 /*
+ * Can a table have this name?  It has a type of the same name, too, so somebody's
+ * type can be in the way.
+ */
+static bool
+is_free_name(const char *name, Oid namespace)
+{
+	return !OidIsValid(get_relname_relid(name, namespace)) &&
+		!SearchSysCacheExists2(TYPENAMENSP, CStringGetDatum(name),
+							   ObjectIdGetDatum(namespace));
+}
+
+/*
  * A name for a partition that is not in use: base_label, cut at a character
  * boundary where it would be too long, with a number where it is taken.
  */
@@ -122,7 +135,7 @@ obix_free_name(const char *base, Oid namespace, const char *label)
 {
 	char	   *name = makeObjectName(base, NULL, label);
 
-	for (int i = 1; OidIsValid(get_relname_relid(name, namespace)); i++)
+	for (int i = 1; !is_free_name(name, namespace); i++)
 	{
 		char	   *numbered = psprintf("%s_%d", label, i);
 

@@ -491,7 +491,8 @@ obix_hand_over(const ObixConsumer *rebuild, bool nothing_left)
 
 	nestlevel = NewGUCNestLevel();
 	obix_limit_lock_waits();
-	relids = obix_swap_shadow(NameStr(schema), tables_of(rebuild));
+	relids = obix_swap_shadow(NameStr(schema), tables_of(rebuild),
+							  rebuild->owner);
 	AtEOXact_GUC(false, nestlevel);
 
 	live.position = done.position;

@@ -25,6 +25,7 @@
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
+#include "utils/guc.h"
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
 
@@ -155,18 +156,25 @@ column_list(Oid parent)
 	return columns.data;
 }
 
-/* Move the rows of a gap out of DEFAULT into a table of their own. */
+/*
+ * Move the rows of a gap out of DEFAULT into a table of their own.  All of them:
+ * where a policy would hide some of them from the owner, it is an error.
+ */
 static Oid
 move_rows(Oid parent, Oid default_relid, const ObixGap *gap, int64 lower)
 {
 	char	   *columns = column_list(parent);
 	char		label[32];
 	Oid			leaf;
+	int			nestlevel;
 
 	snprintf(label, sizeof(label), "p" INT64_FORMAT, lower);
 	leaf = obix_create_leaf(parent,
 							obix_free_name(get_rel_name(parent),
 										   get_rel_namespace(parent), label));
+	nestlevel = NewGUCNestLevel();
+	(void) set_config_option("row_security", "off", PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
 	obix_execute("INSERT INTO %s (%s) SELECT %s FROM ONLY %s"
 				 " WHERE sequence >= '" INT64_FORMAT "' AND sequence <= '" INT64_FORMAT "'",
 				 obix_quote_relation(leaf), columns, columns,
@@ -174,6 +182,7 @@ move_rows(Oid parent, Oid default_relid, const ObixGap *gap, int64 lower)
 	obix_execute("DELETE FROM ONLY %s WHERE sequence >= '" INT64_FORMAT
 				 "' AND sequence <= '" INT64_FORMAT "'",
 				 obix_quote_relation(default_relid), gap->first, gap->last);
+	AtEOXact_GUC(false, nestlevel);
 	return leaf;
 }
 

@@ -14,6 +14,7 @@
  */
 #include "postgres.h"
 
+#include "access/relation.h"
 #include "access/table.h"
 #include "access/xact.h"
 #include "access/xlog.h"
@@ -21,6 +22,7 @@
 #include "catalog/pg_class.h"
 #include "catalog/pg_rewrite.h"
 #include "catalog/pg_trigger.h"
+#include "catalog/pg_type.h"
 #include "commands/trigger.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
@@ -32,6 +34,7 @@
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
+#include "utils/partcache.h"
 #include "utils/rls.h"
 
 #include "bounds.h"
@@ -88,6 +91,25 @@ obix_remember(Oid relid)
 }
 
 /*
+ * Is a relation partitioned as obix does it?  That never changes, but a row of
+ * the registry that was written by hand can name any relation, and looking for a
+ * leaf relies on it.
+ */
+static bool
+is_partitioned_by_sequence(Relation parent)
+{
+	PartitionKey key;
+
+	if (parent->rd_rel->relkind != RELKIND_PARTITIONED_TABLE)
+		return false;
+	key = RelationGetPartitionKey(parent);
+	return get_partition_strategy(key) == PARTITION_STRATEGY_RANGE &&
+		get_partition_natts(key) == 1 &&
+		get_partition_col_attnum(key, 0) == Anum_event_sequence &&
+		get_partition_col_typid(key, 0) == INT8OID;
+}
+
+/*
  * What is known of a relation that the caller has open, looked up anew if it
  * has changed; NULL if it is no outbox.
  */
@@ -113,7 +135,7 @@ obix_get_relation(Relation parent)
 	if (known != NULL && known->valid)
 		return known;
 
-	if (parent->rd_rel->relkind != RELKIND_PARTITIONED_TABLE ||
+	if (!is_partitioned_by_sequence(parent) ||
 		!obix_registry_find(relid, &row))
 		return NULL;
 
@@ -134,13 +156,13 @@ obix_try_open(Oid relid, LOCKMODE lockmode, ObixRelation **known)
 	Relation	parent;
 
 	obix_require_preload();
-	parent = try_table_open(relid, lockmode);
+	parent = try_relation_open(relid, lockmode);	/* it can be an index */
 	if (parent == NULL)
 		return NULL;
 	*known = obix_get_relation(parent);
 	if (*known != NULL)
 		return parent;
-	table_close(parent, lockmode);
+	relation_close(parent, lockmode);
 	return NULL;
 }
 
@@ -439,6 +461,14 @@ obix_check_owner(Oid relid)
 {
 	if (!object_ownercheck(RelationRelationId, relid, GetUserId()))
 		aclcheck_error(ACLCHECK_NOT_OWNER, OBJECT_TABLE, get_rel_name(relid));
+}
+
+/* May a role read all of an outbox? */
+bool
+obix_may_read(Oid relid, Oid role)
+{
+	return pg_class_aclcheck(relid, role, ACL_SELECT) == ACLCHECK_OK &&
+		check_enable_rls(relid, role, true) != RLS_ENABLED;
 }
 
 /*

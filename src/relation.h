@@ -52,6 +52,7 @@ extern void obix_check_enabled(const char *function);
 extern void obix_check_insertable(Relation rel);
 extern void obix_check_privilege(Oid relid, AclMode mode);
 extern void obix_check_owner(Oid relid);
+extern bool obix_may_read(Oid relid, Oid role);
 extern void obix_check_row_security(Oid relid, const char *function);
 
 /* Acting as the owner of an outbox */

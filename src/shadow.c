@@ -682,12 +682,12 @@ swap_table(Oid relid, Oid copy, Oid shadow)
 }
 
 /*
- * Swap tables for their copies and drop the schema of these.  Returns the new
- * oids in the order of the old.  Waits for each lock as long as lock_timeout
+ * Swap tables for their copies and drop the schema of these, for a consumer that
+ * belongs to owner.  Returns the new oids in the order of the old.  Waits for each lock as long as lock_timeout
  * says, and then does nothing that takes time.
  */
 List *
-obix_swap_shadow(const char *schema, List *relids)
+obix_swap_shadow(const char *schema, List *relids, Oid owner)
 {
 	Oid			shadow = get_namespace_oid(schema, false);
 	List	   *copies = NIL;
@@ -697,8 +697,7 @@ obix_swap_shadow(const char *schema, List *relids)
 	foreach(cell, relids)
 		copies = lappend_oid(copies, find_copy(lfirst_oid(cell), shadow));
 	lock_tables(relids, copies);
-	obix_check_swappable(relids,
-						 ROW(pg_namespace, NAMESPACEOID, shadow)->nspowner);
+	obix_check_swappable(relids, owner);
 	forboth(cell, relids, c, copies)
 	{
 		Oid			relid = lfirst_oid(cell);

@@ -13,7 +13,7 @@
 #include "nodes/pg_list.h"
 
 extern void obix_make_shadow(const char *schema, List *relids, Oid owner);
-extern List *obix_swap_shadow(const char *schema, List *relids);
+extern List *obix_swap_shadow(const char *schema, List *relids, Oid owner);
 extern void obix_drop_shadow(const char *schema);
 
 #endif							/* OBIX_SHADOW_H */

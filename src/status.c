@@ -50,6 +50,7 @@ obix_partitions(PG_FUNCTION_ARGS)
 	Relation	parent;
 	ObixLeaf	leaf;
 	Oid			default_leaf;
+	ObixRegistryRow row;
 	Datum		values[3];
 	bool		isnull[3] = {false, false, false};
 
@@ -57,8 +58,9 @@ obix_partitions(PG_FUNCTION_ARGS)
 	parent = obix_try_open(PG_GETARG_OID(0), AccessShareLock, &known);
 	if (parent == NULL)
 	{
-		/* dropped just now, or no outbox at all */
-		if (get_rel_name(PG_GETARG_OID(0)) != NULL)
+		/* dropped just now, listed by hand, or no outbox at all */
+		if (get_rel_name(PG_GETARG_OID(0)) != NULL &&
+			!obix_registry_find(PG_GETARG_OID(0), &row))
 			(void) obix_open(PG_GETARG_OID(0), AccessShareLock, &known);
 		return (Datum) 0;
 	}
@@ -264,7 +266,7 @@ obix_consumer_progress(PG_FUNCTION_ARGS)
 			SET(DISPATCHER_PID, Int32GetDatum(pid));
 
 		if (get_rel_name(consumer.outbox) != NULL &&
-			pg_class_aclcheck(consumer.outbox, GetUserId(), ACL_SELECT) == ACLCHECK_OK)
+			obix_may_read(consumer.outbox, GetUserId()))
 			parent = obix_try_open(consumer.outbox, AccessShareLock, &known);
 	}
 	if (parent != NULL)

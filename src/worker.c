@@ -75,6 +75,7 @@ static void
 set_own_values(void)
 {
 	static const char *const values[][2] = {
+		{"role", "none"},
 		{"statement_timeout", "0"},
 		{"lock_timeout", "0"},
 		{"idle_in_transaction_session_timeout", "0"},

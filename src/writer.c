@@ -89,6 +89,18 @@ insert_batch(ObixWriter *writer)
 }
 
 /*
+ * Error context callback: who may not read the outbox is not told what the row
+ * in the way looks like, though the owner is, as whom it was met.
+ */
+static void
+hide_row(void *arg)
+{
+	if (ERRCODE_TO_CATEGORY(geterrcode()) ==
+		ERRCODE_INTEGRITY_CONSTRAINT_VIOLATION)
+		errdetail("The user may not read outbox \"%s\".", (char *) arg);
+}
+
+/*
  * Insert the rows of the batch.  This can be long after the call of
  * obix.publish and in another context, so what belongs to the owner of the
  * outbox runs as the owner, as in maintenance commands.
@@ -103,11 +115,23 @@ flush_batch(ObixWriter *writer)
 		return;
 
 	old = MemoryContextSwitchTo(writer->batch_context);
-	if (writer->owner_code)
+	if (!writer->owner_code)
+		insert_batch(writer);
+	else
+	{
+		ErrorContextCallback callback = {
+			.previous = error_context_stack,
+			.callback = hide_row,
+			.arg = RelationGetRelationName(writer->parent)
+		};
+
+		if (!obix_may_read(RelationGetRelid(writer->parent), GetUserId()))
+			error_context_stack = &callback;
 		obix_become_owner(writer->parent, &saved);
-	insert_batch(writer);
-	if (writer->owner_code)
+		insert_batch(writer);
 		obix_become_self(&saved);
+		error_context_stack = callback.previous;
+	}
 
 	writer->nrows = 0;
 	writer->bytes = 0;
@@ -116,22 +140,45 @@ flush_batch(ObixWriter *writer)
 	CHECK_FOR_INTERRUPTS();
 }
 
-/* Does inserting into the open leaf evaluate expressions of its owner? */
+/*
+ * Does inserting into a leaf evaluate expressions of its owner?  Even to open
+ * such an index does: constant parts of them are folded.
+ */
 static bool
-has_owner_code(ObixWriter *writer)
+has_owner_code(Relation rel)
 {
-	TupleConstr *constraints = RelationGetDescr(writer->rel)->constr;
+	TupleConstr *constraints = RelationGetDescr(rel)->constr;
+	bool		found = constraints != NULL && constraints->num_check > 0;
+	List	   *indexes = RelationGetIndexList(rel);
+	ListCell   *cell;
 
-	if (constraints != NULL && constraints->num_check > 0)
-		return true;
-	for (int i = 0; i < writer->info->ri_NumIndices; i++)
+	foreach(cell, indexes)
 	{
-		IndexInfo  *index = writer->info->ri_IndexRelationInfo[i];
+		HeapTuple	tuple = SearchSysCache1(INDEXRELID,
+											ObjectIdGetDatum(lfirst_oid(cell)));
 
-		if (index->ii_Expressions != NIL || index->ii_Predicate != NIL)
-			return true;
+		if (!HeapTupleIsValid(tuple))
+			continue;
+		found |= !heap_attisnull(tuple, Anum_pg_index_indexprs, NULL) ||
+			!heap_attisnull(tuple, Anum_pg_index_indpred, NULL);
+		ReleaseSysCache(tuple);
 	}
-	return false;
+	list_free(indexes);
+	return found;
+}
+
+/* Open the indexes of the leaf that was opened. */
+static void
+open_indexes(ObixWriter *writer)
+{
+	ObixIdentity saved;
+
+	writer->owner_code = has_owner_code(writer->rel);
+	if (writer->owner_code)
+		obix_become_owner(writer->parent, &saved);
+	ExecOpenIndices(writer->info, false);
+	if (writer->owner_code)
+		obix_become_self(&saved);
 }
 
 static void
@@ -217,8 +264,7 @@ open_leaf(ObixWriter *writer, int64 sequence)
 	writer->estate = CreateExecutorState();
 	writer->info = makeNode(ResultRelInfo);
 	InitResultRelInfo(writer->info, writer->rel, 0, NULL, 0);
-	ExecOpenIndices(writer->info, false);
-	writer->owner_code = has_owner_code(writer);
+	open_indexes(writer);
 	if (writer->bulk)
 		writer->bistate = GetBulkInsertState();
 	MemoryContextSwitchTo(old);
