@@ -23,6 +23,7 @@
 #include "insert.h"
 #include "obix.h"
 #include "outbox.h"
+#include "owner.h"
 #include "publish.h"
 #include "registry.h"
 #include "relation.h"
@@ -238,5 +239,6 @@ _PG_init(void)
 	obix_consumer_init();
 	obix_guard_init();
 	obix_removal_init();
+	obix_owner_init();
 	obix_register_launcher();
 }
