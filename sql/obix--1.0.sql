@@ -12,7 +12,6 @@
  */
 CREATE SCHEMA obix;
 COMMENT ON SCHEMA obix IS 'transactional outbox: functions, registry and views of the extension obix';
-GRANT USAGE ON SCHEMA obix TO PUBLIC;
 
 /* ---------------------------------------------------------------- types */
 
@@ -57,8 +56,16 @@ COMMENT ON COLUMN obix.outbox.partition_width IS 'sequences in each partition ma
 COMMENT ON COLUMN obix.outbox.premake IS 'partitions to keep ready ahead of the one that holds the head';
 COMMENT ON COLUMN obix.outbox.resolved IS 'every sequence at or below this was durably an event or a placeholder; what is missing there was removed';
 
--- every session may see what outboxes exist; obix writes the rows itself
-GRANT SELECT ON obix.outbox TO PUBLIC;
+CREATE FUNCTION obix.guard_registry()
+RETURNS trigger
+AS 'MODULE_PATHNAME', 'obix_guard_registry'
+LANGUAGE C;
+
+COMMENT ON FUNCTION obix.guard_registry() IS
+'row trigger of the tables of obix: lets those who restore a dump without being superusers insert what they could have made themselves';
+
+CREATE TRIGGER guard BEFORE INSERT ON obix.outbox FOR EACH ROW EXECUTE FUNCTION obix.guard_registry();
+ALTER TABLE obix.outbox ENABLE ALWAYS TRIGGER guard;
 
 SELECT pg_catalog.pg_extension_config_dump('obix.outbox', '');
 SELECT pg_catalog.pg_extension_config_dump('obix.outbox_id_seq', '');
@@ -292,8 +299,6 @@ COMMENT ON COLUMN obix.partition_status.to_sequence IS 'first sequence after it;
 COMMENT ON COLUMN obix.partition_status.estimated_rows IS 'rows as of the last VACUUM or ANALYZE, -1 before the first';
 COMMENT ON COLUMN obix.partition_status.total_bytes IS 'size on disk with indexes and TOAST, in bytes';
 
-GRANT SELECT ON obix.outbox_status, obix.partition_status TO PUBLIC;
-
 /* -------------------------------------------------------------- consumers */
 
 /*
@@ -453,7 +458,9 @@ CREATE TABLE obix.rebuild_state (
 	schema name NOT NULL,
 	skip_errors boolean NOT NULL,
 	started_at timestamptz NOT NULL,
-	CONSTRAINT rebuild_state_pkey PRIMARY KEY (id)
+	CONSTRAINT rebuild_state_pkey PRIMARY KEY (id),
+	-- what is in the schema is dropped when the rebuild ends
+	CONSTRAINT rebuild_state_schema_check CHECK (schema::text = 'obix_rebuild_' || id)
 );
 
 COMMENT ON TABLE obix.rebuild_state IS 'rebuilds that are not finished: obix.rebuild_progress shows them';
@@ -462,13 +469,16 @@ COMMENT ON COLUMN obix.rebuild_state.schema IS 'where its tables are made anew';
 COMMENT ON COLUMN obix.rebuild_state.skip_errors IS 'whether events that fail become dead letters';
 COMMENT ON COLUMN obix.rebuild_state.started_at IS 'when it began';
 
--- what says nothing of events may be seen by all; pg_dump as the owner of the
--- database reads the rest
-GRANT SELECT ON obix.consumer, obix.consumer_late, obix.rebuild_state TO PUBLIC;
-GRANT SELECT (id, position, scanned, state, fetched, late, parked, one_by_one, attempts, attempt_sequence, attempted_at, retry_at, token,
-			  lease_until, delivered, failed, dead_lettered, last_event_at) ON obix.consumer_state TO PUBLIC;
-GRANT SELECT ON obix.consumer_state TO pg_database_owner;
-GRANT SELECT ON obix.parked_event TO pg_database_owner;
+CREATE TRIGGER guard BEFORE INSERT ON obix.consumer FOR EACH ROW EXECUTE FUNCTION obix.guard_registry();
+CREATE TRIGGER guard BEFORE INSERT ON obix.consumer_state FOR EACH ROW EXECUTE FUNCTION obix.guard_registry();
+CREATE TRIGGER guard BEFORE INSERT ON obix.consumer_late FOR EACH ROW EXECUTE FUNCTION obix.guard_registry();
+CREATE TRIGGER guard BEFORE INSERT ON obix.parked_event FOR EACH ROW EXECUTE FUNCTION obix.guard_registry();
+CREATE TRIGGER guard BEFORE INSERT ON obix.rebuild_state FOR EACH ROW EXECUTE FUNCTION obix.guard_registry();
+ALTER TABLE obix.consumer ENABLE ALWAYS TRIGGER guard;
+ALTER TABLE obix.consumer_state ENABLE ALWAYS TRIGGER guard;
+ALTER TABLE obix.consumer_late ENABLE ALWAYS TRIGGER guard;
+ALTER TABLE obix.parked_event ENABLE ALWAYS TRIGGER guard;
+ALTER TABLE obix.rebuild_state ENABLE ALWAYS TRIGGER guard;
 
 SELECT pg_catalog.pg_extension_config_dump('obix.consumer', '');
 SELECT pg_catalog.pg_extension_config_dump('obix.consumer_id_seq', '');
@@ -751,8 +761,8 @@ COMMENT ON COLUMN obix.rebuild_progress.dispatcher_pid IS 'the process that is a
 CREATE PROCEDURE obix.rebuild(consumer text, skip_errors boolean DEFAULT false)
 LANGUAGE plpgsql AS $$
 DECLARE
-	progress record;
-	reported timestamptz := pg_catalog.clock_timestamp();
+	progress pg_catalog.record;
+	reported pg_catalog.timestamptz := pg_catalog.clock_timestamp();
 BEGIN
 	PERFORM obix.begin_rebuild(consumer, skip_errors);
 	COMMIT;
@@ -772,5 +782,47 @@ END $$;
 COMMENT ON PROCEDURE obix.rebuild(text, boolean) IS
 'rebuild the tables of a consumer beside the live ones, from the first event on, and put them in their place; workers do it while this runs. Called again after an interruption, goes on. With skip_errors, events that fail become dead letters; otherwise the first of them ends it';
 
-REVOKE ALL ON obix.dead_letter FROM PUBLIC;
+/* ----------------------------------------------------------- privileges */
+
+/*
+ * What ALTER DEFAULT PRIVILEGES has given to others is taken back.  Meant for the
+ * administrator's own tables, it would let them say here as whom handlers run,
+ * put triggers on tables to which obix writes, and functions beside those of
+ * obix.
+ */
+DO $$
+DECLARE
+	command pg_catalog.text;
+BEGIN
+	FOR command IN
+		SELECT pg_catalog.format('REVOKE ALL ON %s FROM %s', o.object,
+								 CASE WHEN r.oid IS NULL THEN 'PUBLIC' ELSE pg_catalog.quote_ident(r.rolname) END)
+		FROM (SELECT c.relacl AS acl, c.relowner AS owner,
+					 pg_catalog.format('%s obix.%I', CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, c.relname) AS object
+			  FROM pg_catalog.pg_class c
+			  WHERE c.relnamespace = 'obix'::pg_catalog.regnamespace
+			  UNION ALL
+			  SELECT n.nspacl, n.nspowner, 'SCHEMA obix'
+			  FROM pg_catalog.pg_namespace n
+			  WHERE n.nspname = 'obix') o
+			 CROSS JOIN LATERAL pg_catalog.aclexplode(o.acl) a
+			 LEFT JOIN pg_catalog.pg_roles r ON r.oid = a.grantee
+		WHERE a.grantee <> o.owner
+	LOOP
+		EXECUTE command;
+	END LOOP;
+END $$;
+
+GRANT USAGE ON SCHEMA obix TO PUBLIC;
+
+-- everybody may see what says nothing of events; obix writes the rows itself
+GRANT SELECT ON obix.outbox, obix.outbox_status, obix.partition_status TO PUBLIC;
+GRANT SELECT ON obix.consumer, obix.consumer_late, obix.rebuild_state TO PUBLIC;
+GRANT SELECT (id, position, scanned, state, fetched, late, parked, one_by_one, attempts, attempt_sequence, attempted_at, retry_at, token,
+			  lease_until, delivered, failed, dead_lettered, last_event_at) ON obix.consumer_state TO PUBLIC;
 GRANT SELECT ON obix.dead_letter, obix.consumer_status, obix.rebuild_progress TO PUBLIC;
+
+-- the owner of the database dumps and restores it; see obix.guard_registry
+GRANT SELECT, INSERT ON obix.outbox, obix.consumer, obix.consumer_state, obix.consumer_late, obix.parked_event, obix.rebuild_state
+TO pg_database_owner;
+GRANT SELECT, UPDATE ON SEQUENCE obix.outbox_id_seq, obix.consumer_id_seq TO pg_database_owner;

@@ -301,6 +301,17 @@ obix_may_use(const ObixConsumer *consumer)
 	return superuser() || has_privs_of_role(GetUserId(), consumer->owner);
 }
 
+/* Error out unless the user may use a consumer. */
+void
+obix_check_use(const ObixConsumer *consumer)
+{
+	if (!obix_may_use(consumer))
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("permission denied for consumer \"%s\"", consumer->name),
+				 errdetail("Only its owner and members of that role may use it.")));
+}
+
 /* Find a consumer for a user who may use it, else error out. */
 void
 obix_open_consumer(const char *name, ObixConsumer *consumer)
@@ -312,11 +323,7 @@ obix_open_consumer(const char *name, ObixConsumer *consumer)
 				(errcode(ERRCODE_UNDEFINED_OBJECT),
 				 errmsg("consumer \"%s\" does not exist", name),
 				 errhint("Use obix.create_consumer to create a consumer.")));
-	if (!obix_may_use(consumer))
-		ereport(ERROR,
-				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				 errmsg("permission denied for consumer \"%s\"", name),
-				 errdetail("Only its owner and members of that role may use it.")));
+	obix_check_use(consumer);
 }
 
 /* All consumers of an outbox: a list of ObixConsumer. */
@@ -723,6 +730,40 @@ obix_delete_state(int32 id)
 	obix_end_spi(&saved);
 	if (obix_find_state(id, InvalidOid, &state))
 		CatalogTupleDelete(states, &state.tid);
+	table_close(states, NoLock);
+	obix_begin_spi(&saved);
+	for (int i = 0; i < lengthof(statements); i++)
+		(void) obix_run(statements[i], 1, obix_id_sequence_types, &value, NULL);
+	obix_end_spi(&saved);
+}
+
+/*
+ * A new consumer has this number: delete what rows are there of it already,
+ * which somebody has inserted by hand.  See restore.c.
+ */
+void
+obix_clear_number(int32 id)
+{
+	static const char *const statements[] = {
+		"DELETE FROM obix.consumer_late WHERE id OPERATOR(pg_catalog.=)"
+		" ANY (ARRAY[$1, OPERATOR(pg_catalog.-) $1])",
+		"DELETE FROM obix.parked_event WHERE id OPERATOR(pg_catalog.=)"
+		" ANY (ARRAY[$1, OPERATOR(pg_catalog.-) $1])",
+		"DELETE FROM obix.rebuild_state WHERE id OPERATOR(pg_catalog.=) $1",
+	};
+	Datum		value = Int32GetDatum(id);
+	Relation	states;
+	ObixConsumerState state;
+	ObixIdentity saved;
+
+	obix_lock_consumer(id);
+	states = open_states(RowExclusiveLock);
+	while (obix_find_state(id, InvalidOid, &state) ||
+		   obix_find_state(-id, InvalidOid, &state))
+	{
+		CatalogTupleDelete(states, &state.tid);
+		CommandCounterIncrement();
+	}
 	table_close(states, NoLock);
 	obix_begin_spi(&saved);
 	for (int i = 0; i < lengthof(statements); i++)

@@ -93,6 +93,7 @@ extern bool obix_find_consumer(const char *name, ObixConsumer *consumer);
 extern bool obix_get_consumer(int32 id, ObixConsumer *consumer);
 extern void obix_open_consumer(const char *name, ObixConsumer *consumer);
 extern List *obix_list_consumers(Oid outbox);
+extern void obix_check_use(const ObixConsumer *consumer);
 extern bool obix_may_use(const ObixConsumer *consumer);
 extern void obix_report_moved(void);
 
@@ -119,6 +120,7 @@ extern void obix_grow_version(int32 id);
 extern void obix_end_spi(const ObixIdentity *saved);
 
 extern void obix_delete_state(int32 id);
+extern void obix_clear_number(int32 id);
 extern void obix_delete_consumer(const ObixConsumer *consumer);
 
 #endif							/* OBIX_CONSUMER_H */

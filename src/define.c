@@ -307,6 +307,7 @@ obix_create_consumer(PG_FUNCTION_ARGS)
 	state.id = DatumGetInt32(SPI_getbinval(SPI_tuptable->vals[0],
 										   SPI_tuptable->tupdesc, 1, &isnull));
 	obix_end_spi(&saved);
+	obix_clear_number(state.id);
 	obix_add_state(&state);
 	if (!definition.isnull[HANDLER] || !definition.isnull[BATCH_HANDLER])
 		obix_turn_require(state.id, RelationGetRelid(parent), true, available);
