@@ -25,6 +25,7 @@
 #include "access/xact.h"
 #include "catalog/heap.h"
 #include "catalog/namespace.h"
+#include "catalog/partition.h"
 #include "catalog/pg_class.h"
 #include "commands/defrem.h"
 #include "commands/tablecmds.h"
@@ -158,8 +159,6 @@ obix_create_leaf(Oid parent, const char *name)
 	Oid			tablespace = get_rel_tablespace(parent);
 	char	   *quoted = quote_qualified_identifier(get_namespace_name(namespace),
 													name);
-	Relation	rel;
-	char		identity;
 
 	/*
 	 * Rows are only added, so what is worth a vacuum is a number of new rows
@@ -179,15 +178,63 @@ obix_create_leaf(Oid parent, const char *name)
 	obix_execute("ALTER TABLE %s ENABLE ALWAYS TRIGGER %s",
 				 quoted, OBIX_TRUNCATE_NAME);
 
-	rel = table_open(parent, AccessShareLock);
-	identity = rel->rd_rel->relreplident;
+	return get_relname_relid(name, namespace);
+}
+
+/* The replica identity of a table, with its index if that has one. */
+char
+obix_replica_identity(Oid relid, Oid *index)
+{
+	Relation	rel = table_open(relid, AccessShareLock);
+	char		identity = rel->rd_rel->relreplident;
+
+	*index = identity == REPLICA_IDENTITY_INDEX ?
+		RelationGetReplicaIndex(rel) : InvalidOid;
 	table_close(rel, NoLock);
+	return identity;
+}
+
+void
+obix_set_replica_identity(Oid relid, char identity, Oid index)
+{
+	char	   *quoted = obix_quote_relation(relid);
+
 	if (identity == REPLICA_IDENTITY_FULL)
 		obix_execute("ALTER TABLE %s REPLICA IDENTITY FULL", quoted);
 	else if (identity == REPLICA_IDENTITY_NOTHING)
 		obix_execute("ALTER TABLE %s REPLICA IDENTITY NOTHING", quoted);
+	else if (identity == REPLICA_IDENTITY_INDEX && OidIsValid(index))
+		obix_execute("ALTER TABLE %s REPLICA IDENTITY USING INDEX %s", quoted,
+					 quote_identifier(get_rel_name(index)));
+	else
+		obix_execute("ALTER TABLE %s REPLICA IDENTITY DEFAULT", quoted);
+}
 
-	return get_relname_relid(name, namespace);
+/*
+ * Give a partition the replica identity of the outbox, where that is not the
+ * default.  ALTER TABLE does not.
+ */
+void
+obix_follow_replica_identity(Oid parent, Oid leaf)
+{
+	Oid			index;
+	Oid			leaf_index;
+	char		identity = obix_replica_identity(parent, &index);
+	char		leaf_identity = obix_replica_identity(leaf, &leaf_index);
+
+	if (identity == REPLICA_IDENTITY_DEFAULT)
+		return;
+	if (identity == REPLICA_IDENTITY_INDEX)
+	{
+		Relation	rel = table_open(leaf, AccessShareLock);
+
+		index = OidIsValid(index) ? index_get_partition(rel, index) : InvalidOid;
+		table_close(rel, NoLock);
+		if (!OidIsValid(index))
+			return;
+	}
+	if (identity != leaf_identity || index != leaf_index)
+		obix_set_replica_identity(leaf, identity, index);
 }
 
 /*
@@ -311,6 +358,7 @@ obix_attach_range(Oid parent, Oid leaf, int64 lower, int64 upper)
 	if (proved_leaf)
 		obix_execute("ALTER TABLE %s DROP CONSTRAINT " PROOF_NAME,
 					 obix_quote_relation(leaf));
+	obix_follow_replica_identity(parent, leaf);
 }
 
 /* What is known of those whose lock on an outbox is in the way */

@@ -19,6 +19,9 @@ extern void obix_execute(const char *format,...) pg_attribute_printf(1, 2);
 extern char *obix_quote_relation(Oid relid);
 extern char *obix_free_name(const char *base, Oid namespace, const char *label);
 extern Oid	obix_create_leaf(Oid parent, const char *name);
+extern char obix_replica_identity(Oid relid, Oid *index);
+extern void obix_set_replica_identity(Oid relid, char identity, Oid index);
+extern void obix_follow_replica_identity(Oid parent, Oid leaf);
 extern void obix_adopt(Oid parent, Oid leaf);
 extern void obix_attach_range(Oid parent, Oid leaf, int64 lower, int64 upper);
 

@@ -18,18 +18,23 @@
  */
 #include "postgres.h"
 
+#include "access/heapam.h"
 #include "access/table.h"
+#include "access/tableam.h"
+#include "access/tupconvert.h"
 #include "access/xact.h"
+#include "access/xlog.h"
+#include "catalog/pg_class.h"
 #include "common/int.h"
-#include "lib/stringinfo.h"
+#include "executor/executor.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
-#include "utils/guc.h"
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
 
 #include "bounds.h"
+#include "compat.h"
 #include "insert.h"
 #include "partition.h"
 #include "relation.h"
@@ -135,54 +140,77 @@ choose_range(const ObixGap *gap, int64 head, int64 width,
 		*upper = OBIX_NO_UPPER;
 }
 
-/* The columns of an outbox that can be copied, by name. */
-static char *
-column_list(Oid parent)
+/*
+ * Move the rows of a gap from DEFAULT into a table, past logical decoding:
+ * whoever follows the outbox by it has had these events.  What DELETE and INSERT
+ * write would be sent in part, for the table is no partition yet, and take the
+ * events away from a subscriber.
+ *
+ * So the copies are marked as not to be decoded.  Deletions cannot be, but
+ * nothing is sent of one without a replica identity, which promote() has seen
+ * to.  No triggers fire.  Locked out is everybody else.
+ */
+static void
+move_rows_between(Relation from, Relation to, const ObixGap *gap)
 {
-	Relation	rel = table_open(parent, AccessShareLock);
-	TupleDesc	desc = RelationGetDescr(rel);
-	StringInfoData columns;
+	TupleConversionMap *map = convert_tuples_by_name(RelationGetDescr(from),
+													 RelationGetDescr(to));
+	TupleTableSlot *slot = table_slot_create(to, NULL);
+	BulkInsertState bistate = GetBulkInsertState();
+	EState	   *estate = CreateExecutorState();
+	ResultRelInfo *info = makeNode(ResultRelInfo);
+	CommandId	cid = GetCurrentCommandId(true);
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	ObixScan	scan;
+	int64		sequence;
 
-	initStringInfo(&columns);
-	for (int i = 0; i < desc->natts; i++)
+	InitResultRelInfo(info, to, 0, NULL, 0);
+	ExecOpenIndices(info, false);
+	obix_begin_scan(&scan, from, snapshot, gap->first, gap->last + 1,
+					ForwardScanDirection);
+	while (obix_next_row(&scan, &sequence))
 	{
-		Form_pg_attribute column = TupleDescAttr(desc, i);
+		MemoryContext old = MemoryContextSwitchTo(GetPerTupleMemoryContext(estate));
 
-		if (!column->attisdropped && column->attgenerated == '\0')
-			appendStringInfo(&columns, "%s%s", columns.len > 0 ? ", " : "",
-							 quote_identifier(NameStr(column->attname)));
+		CHECK_FOR_INTERRUPTS();
+		if (map != NULL)
+			(void) execute_attr_map_slot(map->attrMap, scan.slot, slot);
+		else
+			ExecCopySlot(slot, scan.slot);
+		table_tuple_insert(to, slot, cid, TABLE_INSERT_NO_LOGICAL, bistate);
+		(void) ExecInsertIndexTuples(info, estate, 0, slot, NIL, NULL);
+		simple_table_tuple_delete(from, &scan.slot->tts_tid, snapshot);
+		MemoryContextSwitchTo(old);
+		ResetPerTupleExprContext(estate);
 	}
-	table_close(rel, NoLock);
-	return columns.data;
+	obix_end_scan(&scan);
+
+	UnregisterSnapshot(snapshot);
+	ExecCloseIndices(info);
+	FreeExecutorState(estate);
+	FreeBulkInsertState(bistate);
+	ExecDropSingleTupleTableSlot(slot);
 }
 
-/*
- * Move the rows of a gap out of DEFAULT into a table of their own.  All of them:
- * where a policy would hide some of them from the owner, it is an error.
- */
+/* Move the rows of a gap out of DEFAULT into a table of their own. */
 static Oid
 move_rows(Oid parent, Oid default_relid, const ObixGap *gap, int64 lower)
 {
-	char	   *columns = column_list(parent);
 	char		label[32];
 	Oid			leaf;
-	int			nestlevel;
+	Relation	from;
+	Relation	to;
 
 	snprintf(label, sizeof(label), "p" INT64_FORMAT, lower);
 	leaf = obix_create_leaf(parent,
 							obix_free_name(get_rel_name(parent),
 										   get_rel_namespace(parent), label));
-	nestlevel = NewGUCNestLevel();
-	(void) set_config_option("row_security", "off", PGC_USERSET, PGC_S_SESSION,
-							 GUC_ACTION_SAVE, true, 0, false);
-	obix_execute("INSERT INTO %s (%s) SELECT %s FROM ONLY %s"
-				 " WHERE sequence >= '" INT64_FORMAT "' AND sequence <= '" INT64_FORMAT "'",
-				 obix_quote_relation(leaf), columns, columns,
-				 obix_quote_relation(default_relid), gap->first, gap->last);
-	obix_execute("DELETE FROM ONLY %s WHERE sequence >= '" INT64_FORMAT
-				 "' AND sequence <= '" INT64_FORMAT "'",
-				 obix_quote_relation(default_relid), gap->first, gap->last);
-	AtEOXact_GUC(false, nestlevel);
+	from = table_open(default_relid, AccessExclusiveLock);
+	to = table_open(leaf, AccessExclusiveLock);
+	move_rows_between(from, to, gap);
+	table_close(to, NoLock);
+	table_close(from, NoLock);
+	CommandCounterIncrement();
 	return leaf;
 }
 
@@ -232,10 +260,16 @@ promote(Oid parent, Oid old_default, Oid new_default, List *gaps,
 	char		label[32];
 	char	   *name;
 	Oid		   *leaves = palloc(list_length(gaps) * sizeof(Oid));
+	Oid			identity_index;
+	char		identity = obix_replica_identity(old_default, &identity_index);
+	bool		hidden = list_length(gaps) > 1 && XLogLogicalInfoActive();
 	int64		lower;
 	int64		upper;
 
 	obix_adopt(parent, old_default);
+	if (hidden)
+		obix_set_replica_identity(old_default, REPLICA_IDENTITY_NOTHING,
+								  InvalidOid);
 	for (int i = 0; i < list_length(gaps); i++)
 	{
 		ObixGap    *gap = list_nth(gaps, i);
@@ -245,6 +279,8 @@ promote(Oid parent, Oid old_default, Oid new_default, List *gaps,
 		choose_range(gap, head, width, &lower, &upper);
 		leaves[i] = move_rows(parent, old_default, gap, lower);
 	}
+	if (hidden)
+		obix_set_replica_identity(old_default, identity, identity_index);
 
 	choose_range(largest, head, width, &lower, &upper);
 	snprintf(label, sizeof(label), "p" INT64_FORMAT, lower);
@@ -267,6 +303,7 @@ promote(Oid parent, Oid old_default, Oid new_default, List *gaps,
 	}
 	obix_execute("ALTER TABLE %s ATTACH PARTITION %s DEFAULT",
 				 obix_quote_relation(parent), obix_quote_relation(new_default));
+	obix_follow_replica_identity(parent, new_default);
 }
 
 /* The same, with the guard letting rows and DEFAULT itself go. */
