@@ -122,13 +122,14 @@ LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE;
 COMMENT ON FUNCTION obix.drop_outbox(regclass, boolean) IS
 'drop an outbox and its events; with force also what depends on it, as DROP TABLE ... CASCADE';
 
-CREATE FUNCTION obix.alter_outbox(outbox regclass, partition_width bigint DEFAULT NULL, premake integer DEFAULT NULL)
+CREATE FUNCTION obix.alter_outbox(outbox regclass, partition_width bigint DEFAULT NULL, premake integer DEFAULT NULL,
+								  resolved bigint DEFAULT NULL)
 RETURNS void
 AS 'MODULE_PATHNAME', 'obix_alter_outbox'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION obix.alter_outbox(regclass, bigint, integer) IS
-'change the width of the partitions made from now on, or how many are kept ready; NULL leaves a setting as it is';
+COMMENT ON FUNCTION obix.alter_outbox(regclass, bigint, integer, bigint) IS
+'change the width of the partitions made from now on, or how many are kept ready; NULL leaves a setting as it is. resolved is for an outbox that a subscription writes to: no event is still to come up to this position, so what is missing there had been removed where they come from';
 
 /* ------------------------------------------------- publishing and reading */
 

@@ -26,6 +26,7 @@
 #include "utils/regproc.h"
 #include "utils/varlena.h"
 
+#include "bounds.h"
 #include "consumer.h"
 #include "obix.h"
 #include "partition.h"
@@ -166,8 +167,56 @@ obix_create_outbox(PG_FUNCTION_ARGS)
 	PG_RETURN_OID(relid);
 }
 
+/* Does a subscription write to an outbox, or to one of its partitions? */
+static bool
+is_subscribed(Relation parent, bool *copied)
+{
+	ObixLeaf	leaf;
+
+	if (obix_is_subscribed(RelationGetRelid(parent), copied))
+		return true;
+	obix_find_leaf(parent, PG_INT64_MIN, &leaf);
+	do
+	{
+		if (OidIsValid(leaf.relid) && obix_is_subscribed(leaf.relid, copied))
+			return true;
+	} while (obix_next_leaf(parent, &leaf));
+	return false;
+}
+
 /*
- * obix.alter_outbox(outbox, partition_width, premake)
+ * Error out unless the owner of an outbox may say that nothing is still to come
+ * up to a position.  Who gives out the sequences knows without.
+ */
+static void
+check_resolved(Relation parent, int64 before, int64 resolved)
+{
+	bool		copied;
+
+	if (!is_subscribed(parent, &copied))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("cannot set the resolved position of outbox \"%s\"",
+						RelationGetRelationName(parent)),
+				 errdetail("No subscription writes to it, so obix knows by itself what is still to come.")));
+	if (!copied)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("could not set the resolved position of outbox \"%s\"",
+						RelationGetRelationName(parent)),
+				 errdetail("Its subscription has not copied yet what was there before."),
+				 errhint("Try again later.")));
+	if (resolved < before || resolved >= PG_INT64_MAX - 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("resolved must be between %lld and %lld",
+						(long long) before, (long long) PG_INT64_MAX - 2),
+				 errdetail("It only rises, and %lld was given.",
+						   (long long) resolved)));
+}
+
+/*
+ * obix.alter_outbox(outbox, partition_width, premake, resolved)
  */
 Datum
 obix_alter_outbox(PG_FUNCTION_ARGS)
@@ -190,10 +239,19 @@ obix_alter_outbox(PG_FUNCTION_ARGS)
 	if (!PG_ARGISNULL(2))
 		check_premake(PG_GETARG_INT32(2));
 
+	/* no walk may begin where nothing is to be looked for any more */
+	if (!PG_ARGISNULL(3) && obix_registry_find(relid, &row))
+		obix_lock_mutex(row.id, OBIX_MUTEX_FILL);
+
 	parent = obix_open(relid, AccessShareLock, &known);
 	obix_lock_mutex(known->id, OBIX_MUTEX_ROW);
 	if (!obix_registry_find(relid, &row))
 		elog(ERROR, "could not find registry row of outbox %u", relid);
+	if (!PG_ARGISNULL(3))
+	{
+		check_resolved(parent, row.resolved, PG_GETARG_INT64(3));
+		row.resolved = PG_GETARG_INT64(3);
+	}
 	if (!PG_ARGISNULL(1))
 		row.partition_width = PG_GETARG_INT64(1);
 	if (!PG_ARGISNULL(2))
@@ -204,7 +262,13 @@ obix_alter_outbox(PG_FUNCTION_ARGS)
 	shared = obix_find_outbox(relid, known->id);
 	if (shared != NULL)
 	{
-		(void) obix_xact(parent, shared);
+		ObixXact   *xact = obix_xact(parent, shared);
+
+		if (!PG_ARGISNULL(3))
+		{
+			obix_raise_head(shared, row.resolved);
+			obix_xact_walked(xact, row.resolved + 1, 0);
+		}
 		obix_xact_request_work(relid, OBIX_WORK_PREMAKE);
 	}
 	table_close(parent, NoLock);

@@ -24,16 +24,12 @@
  */
 #include "postgres.h"
 
-#include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
 #include "access/xact.h"
 #include "access/xlog.h"
-#include "catalog/indexing.h"
-#include "catalog/pg_subscription_rel.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
-#include "utils/fmgroids.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
@@ -73,25 +69,6 @@ typedef struct ObixWalk
 	ObixWriter *writer;			/* NULL until the first hole */
 } ObixWalk;
 
-/* Does a subscription write to this table? */
-static bool
-is_subscribed(Oid relid)
-{
-	Relation	catalog = table_open(SubscriptionRelRelationId, AccessShareLock);
-	ScanKeyData key;
-	SysScanDesc scan;
-	bool		found;
-
-	ScanKeyInit(&key, Anum_pg_subscription_rel_srrelid,
-				BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(relid));
-	scan = systable_beginscan(catalog, SubscriptionRelSrrelidSrsubidIndexId,
-							  true, NULL, 1, &key);
-	found = HeapTupleIsValid(systable_getnext(scan));
-	systable_endscan(scan);
-	table_close(catalog, AccessShareLock);
-	return found;
-}
-
 /*
  * Fill the holes from walk->next up to but not including a sequence.  Returns
  * false if the walk has to stop before.
@@ -103,7 +80,7 @@ fill_holes(ObixWalk *walk, const ObixLeaf *leaf, int64 end)
 
 	if (walk->next >= end)
 		return true;
-	if (!walk->allocates || is_subscribed(leaf->relid))
+	if (!walk->allocates || obix_is_subscribed(leaf->relid, NULL))
 	{
 		walk->undecided = walk->next;	/* it is for the publisher to fill */
 		return false;
@@ -255,7 +232,7 @@ obix_fill(Oid relid, bool all)
 	{
 		obix_become_owner(parent, &saved);
 		walk.parent = parent;
-		walk.allocates &= !is_subscribed(relid);
+		walk.allocates &= !obix_is_subscribed(relid, NULL);
 		walk.max_rows = all ? PG_INT64_MAX : MAX_ROWS;
 		walk.max_filled = all ? PG_INT64_MAX : MAX_PLACEHOLDERS;
 		if (walk.next <= walk.to)

@@ -14,13 +14,17 @@
  */
 #include "postgres.h"
 
+#include "access/genam.h"
+#include "access/htup_details.h"
 #include "access/relation.h"
 #include "access/table.h"
 #include "access/xact.h"
 #include "access/xlog.h"
+#include "catalog/indexing.h"
 #include "catalog/objectaddress.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_rewrite.h"
+#include "catalog/pg_subscription_rel.h"
 #include "catalog/pg_trigger.h"
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
@@ -29,6 +33,7 @@
 #include "rewrite/prs2lock.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
+#include "utils/fmgroids.h"
 #include "utils/guc.h"
 #include "utils/hsearch.h"
 #include "utils/inval.h"
@@ -443,6 +448,39 @@ obix_check_insertable(Relation rel)
 						rule_name(rel->rd_rules->rules[0]->ruleId)),
 				 errdetail("Events are inserted directly, past the rewriter."),
 				 errhint("Drop it, or use INSERT.")));
+}
+
+/*
+ * Does a subscription write to this table?  copied, if given: whether it has
+ * got what had been there before.
+ */
+bool
+obix_is_subscribed(Oid relid, bool *copied)
+{
+	Relation	catalog = table_open(SubscriptionRelRelationId, AccessShareLock);
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	bool		found = false;
+
+	if (copied != NULL)
+		*copied = true;
+	ScanKeyInit(&key, Anum_pg_subscription_rel_srrelid,
+				BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(relid));
+	scan = systable_beginscan(catalog, SubscriptionRelSrrelidSrsubidIndexId,
+							  true, NULL, 1, &key);
+	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		char		state = ((Form_pg_subscription_rel) GETSTRUCT(tuple))->srsubstate;
+
+		found = true;
+		if (copied != NULL && state != SUBREL_STATE_SYNCDONE &&
+			state != SUBREL_STATE_READY)
+			*copied = false;
+	}
+	systable_endscan(scan);
+	table_close(catalog, AccessShareLock);
+	return found;
 }
 
 /* Error out unless the user has a table privilege on an outbox. */

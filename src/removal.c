@@ -24,6 +24,7 @@
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
+#include "access/xlog.h"
 #include "catalog/objectaccess.h"
 #include "catalog/partition.h"
 #include "catalog/pg_class.h"
@@ -35,13 +36,16 @@
 #include "utils/fmgroids.h"
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
+#include "utils/timestamp.h"
 
 #include "bounds.h"
 #include "consumer.h"
 #include "insert.h"
+#include "obix.h"
 #include "registry.h"
 #include "relation.h"
 #include "removal.h"
+#include "writer.h"
 #include "xact.h"
 
 PG_FUNCTION_INFO_V1(obix_guard_truncate);
@@ -69,6 +73,29 @@ head_of(Relation parent, ObixRelation *known)
 }
 
 /*
+ * Have a row at the head, where the last sequences are missing: a subscriber
+ * that then sees TRUNCATE must not wait for them.  It knows the head by the rows
+ * that it was sent.
+ */
+static void
+send_head(Relation parent, int64 head)
+{
+	ObixWriter *writer;
+	ObixIdentity saved;
+
+	if (!XLogLogicalInfoActive() || !obix_enabled ||
+		SessionReplicationRole == SESSION_REPLICATION_ROLE_REPLICA ||
+		obix_why_not_ready(parent) != NULL || obix_newest_row(parent) >= head)
+		return;
+	obix_become_owner(parent, &saved);
+	writer = obix_writer_begin(parent, true, false);
+	(void) obix_writer_put(writer, obix_form_placeholder(), head,
+						   GetCurrentTimestamp());
+	obix_writer_end(writer);
+	obix_become_self(&saved);
+}
+
+/*
  * All of an outbox is being emptied.  Its lock excludes every transaction that
  * has sequences in flight, prepared ones included, but for our own.
  */
@@ -79,6 +106,7 @@ empty_outbox(Relation parent, ObixRelation *known)
 	int64		head = head_of(parent, known);
 	ObixOutbox *shared = obix_find_outbox(relid, known->id);
 
+	send_head(parent, head);
 	obix_raise_resolved(relid, head, true);
 	if (shared != NULL)
 		obix_xact_walked(obix_xact(parent, shared), head + 1, 0);
