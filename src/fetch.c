@@ -388,7 +388,7 @@ obix_wait_for(PG_FUNCTION_ARGS)
 	obix_check_not_null(fcinfo, names, lengthof(names));
 	end = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
 									  obix_get_timeout(PG_GETARG_INTERVAL_P(1)));
-	get_consumer(fcinfo, "obix.wait_for", &consumer);
+	get_consumer(fcinfo, "obix.wait_for()", &consumer);
 	parent = obix_open_for_reading(consumer.outbox, "obix.wait_for", &known);
 	shared = obix_attach(parent, known);
 	outbox_id = known->id;

@@ -22,6 +22,8 @@
 #include "access/table.h"
 #include "access/xact.h"
 #include "access/xlog.h"
+#include "access/xlogrecovery.h"
+#include "executor/spi.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "storage/proc.h"
@@ -592,11 +594,30 @@ obix_get_timeout(Interval *timeout)
 }
 
 /*
+ * End the transaction that has just looked, on a standby, and begin another,
+ * where that is possible.  Should replay have met the snapshot in its way, it
+ * waits for the end of this transaction, although the snapshot is gone by then:
+ * everything would stand still until the transaction is cancelled.
+ */
+static void
+begin_anew(FunctionCallInfo fcinfo)
+{
+	if (fcinfo->context == NULL || !IsA(fcinfo->context, CallContext) ||
+		((CallContext *) fcinfo->context)->atomic)
+		return;
+	if (SPI_connect_ext(SPI_OPT_NONATOMIC) != SPI_OK_CONNECT)
+		elog(ERROR, "SPI_connect failed");
+	SPI_commit();
+	SPI_finish();
+}
+
+/*
  * CALL obix.wait(outbox, after, timeout)
  *
  * Sleeps on the condition variable of the outbox.  Where shared memory cannot
  * tell, on a standby and while holes have yet to be dealt with, the table is
- * looked at now and then, so a waiter does not depend on any worker.
+ * looked at now and then, so a waiter does not depend on any worker.  On a
+ * standby that is when something has been replayed.
  */
 Datum
 obix_wait(PG_FUNCTION_ARGS)
@@ -611,6 +632,7 @@ obix_wait(PG_FUNCTION_ARGS)
 	ObixOutbox *shared;
 	int32		id;
 	bool		dropped = false;
+	XLogRecPtr	looked_at = InvalidXLogRecPtr;
 
 	obix_check_not_null(fcinfo, names, lengthof(names));
 	relid = PG_GETARG_OID(0);
@@ -662,11 +684,24 @@ obix_wait(PG_FUNCTION_ARGS)
 			obix_drop_snapshot("obix.wait");
 		dropped = true;
 
-		if (shared == NULL || position.suspect_from != 0)
+		if (shared == NULL)
+		{
+			XLogRecPtr	replayed = GetXLogReplayRecPtr(NULL);
+
+			if (replayed != looked_at)
+			{
+				looked_at = replayed;
+				if (next_is_visible(relid, after))
+					break;
+				begin_anew(fcinfo);
+			}
+			left = Min(left, STANDBY_POLL_MS);
+		}
+		else if (position.suspect_from != 0)
 		{
 			if (next_is_visible(relid, after))
 				break;
-			left = Min(left, shared == NULL ? STANDBY_POLL_MS : SUSPECT_POLL_MS);
+			left = Min(left, SUSPECT_POLL_MS);
 		}
 
 		if (shared != NULL)
