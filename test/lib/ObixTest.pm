@@ -19,7 +19,7 @@ use Test::More;
 use Time::HiRes qw(time usleep);
 
 our @EXPORT = qw(
-  new_node base_conf setup_database publish roll_back_inserts
+  new_node base_conf setup_database publish publish_stranded roll_back_inserts
   is_settled settle walk no_workers poll_ok
   start_wait woken
   start_pgbench finish_pgbench max_latency
@@ -136,6 +136,22 @@ sub publish
 	$node->safe_psql($db,
 		"SELECT count(obix.publish('$outbox', to_jsonb(g))) FROM generate_series(1, $count) g"
 	);
+	return;
+}
+
+# Publish so many events beyond the runway, while a session keeps partitions from
+# being attached: they are stranded in DEFAULT.
+sub publish_stranded
+{
+	my ($node, $db, $outbox, $count) = @_;
+	my $blocker = $node->background_psql($db);
+
+	$blocker->query_safe("BEGIN; SELECT count(*) FROM ${outbox}_default");
+	my $runway = $node->safe_psql($db,
+		"SELECT runway FROM obix.outbox_status WHERE outbox = '$outbox'::regclass");
+	publish($node, $db, $outbox, $runway + $count);
+	$blocker->query_safe('COMMIT');
+	$blocker->quit;
 	return;
 }
 
