@@ -128,9 +128,7 @@ obix_begin_delivery(ObixDelivery *delivery, const ObixConsumer *consumer,
 	delivery->resolved = obix_resolved(consumer->outbox);
 
 	/* in READ COMMITTED everything is as of now, like the state */
-	reader->snapshot = RegisterSnapshot(IsolationUsesXactSnapshot() ?
-										GetTransactionSnapshot() :
-										GetLatestSnapshot());
+	reader->snapshot = obix_reading_snapshot();
 }
 
 /* Locks are kept, as far as they are not released by the caller. */

@@ -150,7 +150,7 @@ obix_free_name(const char *base, Oid namespace, const char *label)
 /*
  * Create a table that can become a partition: like the outbox, with its
  * indexes and constraints, in its schema and tablespace.  The caller acts as
- * the owner.  Takes no lock on the outbox that excludes anybody.
+ * the owner.  Keeps no lock on the outbox, see obix_lock_outbox().
  */
 Oid
 obix_create_leaf(Oid parent, const char *name)
@@ -172,6 +172,7 @@ obix_create_leaf(Oid parent, const char *name)
 				 OidIsValid(tablespace) ? " TABLESPACE " : "",
 				 OidIsValid(tablespace) ?
 				 quote_identifier(get_tablespace_name(tablespace)) : "");
+	UnlockRelationOid(parent, AccessShareLock); /* LIKE has kept it */
 	obix_execute("CREATE TRIGGER %s BEFORE TRUNCATE ON %s"
 				 " FOR EACH STATEMENT EXECUTE FUNCTION obix.guard_truncate()",
 				 OBIX_TRUNCATE_NAME, quoted);
@@ -423,23 +424,40 @@ obix_give_way(Oid relid, LOCKMODE mode)
 				 errhint("See blocking_pids in obix.outbox_status.")));
 }
 
+/* The outbox cannot be locked now, or is not what it was. */
+static void
+report_busy(Oid parent)
+{
+	char	   *name = get_rel_name(parent);
+
+	ereport(ERROR,
+			(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+			 errmsg("could not obtain lock on table \"%s\"", name ? name : "?")));
+}
+
 /*
  * Lock an outbox for maintenance.  Publishers queue up behind whoever waits for
  * such a lock, so we wait only if it may help, and not for long; and then for
  * nothing else.
+ *
+ * The caller must not hold a weaker lock on it.  Who has used the outbox and
+ * then wants to truncate, drop or alter it would have to wait for that, and be
+ * told of a deadlock at once.  So the outbox may be gone when we have the lock.
  */
 void
 obix_lock_outbox(Oid parent, LOCKMODE mode)
 {
-	if (ConditionalLockRelationOid(parent, mode))
-		return;
-	obix_give_way(parent, mode);
-	if (obix_no_wait)
-		ereport(ERROR,
-				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
-				 errmsg("could not obtain lock on table \"%s\"",
-						get_rel_name(parent))));
-	LockRelationOid(parent, mode);
+	ObixRegistryRow row;
+
+	if (!ConditionalLockRelationOid(parent, mode))
+	{
+		obix_give_way(parent, mode);
+		if (obix_no_wait)
+			report_busy(parent);
+		LockRelationOid(parent, mode);
+	}
+	if (!obix_registry_find(parent, &row))
+		report_busy(parent);
 }
 
 /* Lock DEFAULT of an outbox that is locked, without waiting. */
@@ -465,12 +483,10 @@ lock_for_attach(Oid parent, Oid default_relid, bool far)
 	bool		shared = false;
 
 	if (!ConditionalLockRelationOid(parent, ShareRowExclusiveLock))
-	{
 		shared = far &&
 			!look_at_holders(parent, ShareRowExclusiveLock).sessions;
-		obix_lock_outbox(parent, shared ? ShareUpdateExclusiveLock :
-						 ShareRowExclusiveLock);
-	}
+	obix_lock_outbox(parent, shared ? ShareUpdateExclusiveLock :
+					 ShareRowExclusiveLock);
 	if (OidIsValid(default_relid))
 		obix_lock_default(default_relid);
 	return shared;
@@ -504,7 +520,7 @@ obix_add_partitions(Oid parent, int64 lower, int64 width, int count,
 
 	rel = table_open(parent, AccessShareLock);
 	default_relid = obix_default_leaf(rel);
-	table_close(rel, NoLock);
+	table_close(rel, AccessShareLock);
 	if (OidIsValid(default_relid))
 		obix_give_way(default_relid, AccessExclusiveLock);
 
@@ -641,7 +657,7 @@ obix_premake(Oid relid)
 		int			count = Min(due, MAX_ATTACH);
 
 		obix_become_owner(parent, &saved);
-		table_close(parent, NoLock);	/* ALTER TABLE wants it for itself */
+		table_close(parent, AccessShareLock);
 		made = obix_add_partitions(relid, lower, row.partition_width, count, far);
 		obix_become_self(&saved);
 		parent = table_open(relid, NoLock);

@@ -75,6 +75,18 @@ obix_open_for_reading(Oid relid, const char *function, ObixRelation **known)
 	return parent;
 }
 
+/*
+ * Register the snapshot with which to read an outbox that has been opened.  That
+ * of the statement is older than the lock, and would not see rows that were
+ * moved to another partition while we waited for it.
+ */
+Snapshot
+obix_reading_snapshot(void)
+{
+	return RegisterSnapshot(IsolationUsesXactSnapshot() ?
+							GetTransactionSnapshot() : GetLatestSnapshot());
+}
+
 int64
 obix_resolved(Oid relid)
 {
@@ -399,9 +411,9 @@ obix_read(PG_FUNCTION_ARGS)
 	InitMaterializedSRF(fcinfo, 0);
 	reader.store = result->setResult;
 	reader.desc = result->setDesc;
-	reader.snapshot = GetActiveSnapshot();
 	reader.to = PG_INT64_MAX;
 	reader.parent = obix_open_for_reading(relid, "obix.read", &reader.known);
+	reader.snapshot = obix_reading_snapshot();
 	reader.shared = obix_try_attach(reader.parent, reader.known);
 
 	if (PG_ARGISNULL(1))
@@ -416,20 +428,17 @@ obix_read(PG_FUNCTION_ARGS)
 	if (!PG_ARGISNULL(4))
 	{
 		pg_uuid_t	id;
-		bool		exists = has_row(reader.parent, reader.snapshot, after, &id);
+		SnapshotData dirty;
+		bool		exists;
 
-		/* moved out of DEFAULT while we waited for the lock */
-		if (!exists)
-		{
-			SnapshotData dirty;
-
-			InitDirtySnapshot(dirty);
-			exists = has_row(reader.parent, &dirty, after, &id);
-		}
+		/* it has been read, so it may be newer than the snapshot of a transaction */
+		InitDirtySnapshot(dirty);
+		exists = has_row(reader.parent, &dirty, after, &id);
 		if (!exists && reader.shared == NULL &&
 			after > obix_resolved(relid))
 		{
 			/* a standby that has not got so far yet */
+			UnregisterSnapshot(reader.snapshot);
 			table_close(reader.parent, AccessShareLock);
 			return (Datum) 0;
 		}
@@ -447,6 +456,7 @@ obix_read(PG_FUNCTION_ARGS)
 	}
 
 	obix_read_on(&reader);
+	UnregisterSnapshot(reader.snapshot);
 	table_close(reader.parent, AccessShareLock);
 	return (Datum) 0;
 }

@@ -46,6 +46,7 @@ extern void obix_check_not_null(FunctionCallInfo fcinfo,
 								const char *const *names, int count);
 extern Relation obix_open_for_reading(Oid relid, const char *function,
 									  ObixRelation **known);
+extern Snapshot obix_reading_snapshot(void);
 extern int64 obix_resolved(Oid relid);
 extern int64 obix_oldest_kept(Relation parent, int64 resolved);
 extern void obix_check_not_beyond(Relation parent, const char *consumer,

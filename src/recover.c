@@ -360,7 +360,7 @@ obix_recover(Oid relid, bool by_hand)
 	/* all that can be done before locking anybody out */
 	obix_become_owner(parent, &saved);
 	old_default = obix_default_leaf(parent);
-	table_close(parent, NoLock);
+	table_close(parent, AccessShareLock);
 	obix_give_way(old_default, AccessExclusiveLock);
 	obix_give_way(relid, AccessExclusiveLock);
 	new_default = obix_create_leaf(relid,
