@@ -82,6 +82,40 @@ SELECT count(*) FROM orders;
 DROP TABLE IF EXISTS orders;
 DROP EXTENSION IF EXISTS obix;
 
+-- its functions called without it: whoever may make functions in C can do that
+CREATE TYPE event AS (sequence bigint, id uuid, type text, key text, payload jsonb, headers jsonb, recorded_at timestamptz);
+CREATE FUNCTION create_outbox(text, bigint, integer) RETURNS regclass AS '$libdir/obix', 'obix_create_outbox' LANGUAGE C;
+CREATE FUNCTION publish(regclass, jsonb, text, text, jsonb) RETURNS uuid AS '$libdir/obix', 'obix_publish' LANGUAGE C;
+CREATE FUNCTION next_sequence(regclass) RETURNS bigint AS '$libdir/obix', 'obix_next_sequence' LANGUAGE C;
+CREATE FUNCTION read(regclass, bigint, integer, bigint, uuid) RETURNS SETOF event AS '$libdir/obix', 'obix_read' LANGUAGE C;
+CREATE FUNCTION fill_gaps(regclass) RETURNS bigint AS '$libdir/obix', 'obix_fill_gaps' LANGUAGE C;
+CREATE FUNCTION create_consumer(text, regclass, bigint, text[], text, text, text, integer, interval, integer, interval, interval, text, boolean, regclass[], text)
+RETURNS void AS '$libdir/obix', 'obix_create_consumer' LANGUAGE C;
+CREATE FUNCTION fetch_stray(text, integer, bigint, bigint, boolean) RETURNS SETOF event AS '$libdir/obix', 'obix_fetch' LANGUAGE C;
+CREATE FUNCTION ack(text, bigint, bigint) RETURNS void AS '$libdir/obix', 'obix_ack' LANGUAGE C;
+CREATE FUNCTION acquire(text, interval) RETURNS bigint AS '$libdir/obix', 'obix_acquire' LANGUAGE C;
+CREATE FUNCTION begin_rebuild(text, boolean) RETURNS void AS '$libdir/obix', 'obix_begin_rebuild' LANGUAGE C;
+CREATE PROCEDURE wait_for(text, interval) AS '$libdir/obix', 'obix_wait_for' LANGUAGE C;
+CREATE FUNCTION guard() RETURNS trigger AS '$libdir/obix', 'obix_guard' LANGUAGE C;
+CREATE TABLE stray (sequence bigint PRIMARY KEY, payload jsonb);
+CREATE TRIGGER stray BEFORE INSERT ON stray FOR EACH ROW EXECUTE FUNCTION guard();
+\set VERBOSITY sqlstate
+SELECT create_outbox('new', 10, 1);
+\set VERBOSITY default
+SELECT publish('stray', '1', NULL, NULL, NULL);
+SELECT next_sequence('stray');
+SELECT * FROM read('stray', 0, 10, 10, NULL);
+SELECT fill_gaps('stray');
+SELECT fill_gaps(NULL);
+SELECT create_consumer('c', 'stray', NULL, NULL, NULL, NULL, 'sequence', 1, '1 s', 1, '1 s', '1 s', 'stop', false, NULL, NULL);
+SELECT * FROM fetch_stray('c', 1, 1, NULL, false);
+SELECT ack('c', 1, NULL);
+SELECT acquire('c', '1 s');
+SELECT begin_rebuild('c', false);
+CALL wait_for('c', '1 s');
+INSERT INTO stray VALUES (1, '1');
+DROP TABLE stray;
+
 -- not into a schema that belongs to somebody else: who owns it could add to it
 DROP SCHEMA IF EXISTS obix CASCADE;
 CREATE ROLE regress_obix_squatter;

@@ -305,6 +305,13 @@ SELECT obix.create_outbox('bodily', 100, 1);
 ALTER TABLE bodily ADD CONSTRAINT body CHECK (payload IS NOT NULL);
 SELECT obix.publish('bodily', '1') IS NOT NULL AS published;
 \echo :LAST_ERROR_SQLSTATE
+-- it says which
+\set VERBOSITY default
+SELECT obix.publish('bodily', '1');
+SELECT obix.create_outbox('strict', 100, 1);
+ALTER TABLE strict ALTER COLUMN key SET NOT NULL;
+SELECT obix.publish('strict', '1', key => 'a');
+\set VERBOSITY terse
 INSERT INTO bodily (payload) VALUES ('"inserted"');
 ALTER TABLE bodily DROP CONSTRAINT body;
 SELECT obix.publish('bodily', '"published"') IS NOT NULL AS published;

@@ -148,6 +148,45 @@ SELECT obix.alter_outbox('again', premake => 2);
 SELECT obix.ensure_partitions('again') >= 0 AS ensured;
 SELECT from_sequence, to_sequence, to_sequence - from_sequence AS width FROM obix.partitions('again') ORDER BY from_sequence;
 
+-- nothing is scanned, however many rows there are in DEFAULT: neither to attach
+-- another partition, nor to make it one itself
+BEGIN;
+SELECT obix.create_outbox('unscanned', 10, 0);
+INSERT INTO unscanned (payload) SELECT to_jsonb(n) FROM generate_series(1, 5000) n;
+SELECT obix.alter_outbox('unscanned', premake => 2);
+CREATE VIEW scans AS SELECT pg_stat_get_xact_numscans(oid) AS scans FROM pg_class WHERE oid = 'unscanned_default'::regclass::oid;
+SELECT scans AS before FROM scans \gset
+SELECT obix.ensure_partitions('unscanned') >= 2 AS ensured;
+SELECT scans - :before AS scans FROM scans;
+SELECT obix.recover_default('unscanned');
+SELECT scans - :before AS scans FROM scans;
+SELECT count(*) FROM unscanned_p10;
+SELECT scans - :before AS counted FROM scans;
+SELECT p.from_sequence, count(*) FROM unscanned e JOIN obix.partitions('unscanned') p ON p.partition = e.tableoid GROUP BY 1 ORDER BY 1;
+DROP VIEW scans;
+COMMIT;
+
+-- long names: recovered, and numbered where they had to be cut
+DO $$
+DECLARE
+    name text;
+    outbox regclass;
+BEGIN
+    FOREACH name IN ARRAY ARRAY[repeat('l', 50), repeat('l', 56), repeat('l', 63), repeat('ü', 31), 'x' || repeat('ü', 31), repeat('L.%" ', 12)] LOOP
+        outbox := obix.create_outbox(quote_ident(name), 10, 0);
+        EXECUTE format('INSERT INTO %s (payload) SELECT to_jsonb(n) FROM generate_series(1, 34) n', outbox);
+        PERFORM obix.recover_default(outbox);
+        PERFORM obix.alter_outbox(outbox, premake => 3);
+        PERFORM obix.ensure_partitions(outbox);
+        EXECUTE format('INSERT INTO %s (payload) SELECT to_jsonb(n) FROM generate_series(35, 120) n', outbox);
+        PERFORM obix.recover_default(outbox);
+    END LOOP;
+END $$;
+SELECT left(o.outbox::text, 2) AS outbox, octet_length(c.relname) AS length, count(*) > 6 AS partitions, max(octet_length(l.relname)) <= 63 AS fit,
+       (SELECT count(*) FROM obix.read(o.outbox)) AS events
+FROM obix.outbox o JOIN pg_class c ON c.oid = o.outbox, LATERAL obix.partitions(o.outbox) p JOIN pg_class l ON l.oid = p.partition
+WHERE octet_length(c.relname) >= 50 GROUP BY o.outbox, c.relname ORDER BY c.relname COLLATE "C";
+
 -- large payloads move with the partition, TOAST and all
 BEGIN;
 SELECT obix.create_outbox('toasted', 2, 0);

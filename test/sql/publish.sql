@@ -462,4 +462,26 @@ COMMIT;
 RESET work_mem;
 SELECT count(*), max(sequence) FROM obix.read('unspilled', max_events => 100000);
 
+-- what runs while events are written comes too late to publish more
+SELECT obix.create_outbox('echoing');
+CREATE FUNCTION echo(jsonb) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM obix.publish('obix_publish.saved', '"echo"');
+    RETURN true;
+END $$;
+ALTER TABLE echoing ADD CONSTRAINT echo CHECK (payload IS NULL OR echo(payload));
+SELECT obix.publish('echoing', '1') IS NOT NULL AS published;
+\echo :LAST_ERROR_SQLSTATE
+BEGIN;
+SELECT obix.publish('echoing', '1') IS NOT NULL AS published;
+SELECT obix.publish('called', '"in the same transaction"') IS NOT NULL AS published;
+PREPARE TRANSACTION 'obix_publish';
+\echo :LAST_ERROR_SQLSTATE
+-- an INSERT is before the commit, so it can
+INSERT INTO echoing (payload) VALUES ('1');
+SELECT count(*) FROM obix.read('echoing') WHERE payload IS NOT NULL;
+SELECT payload FROM saved ORDER BY sequence DESC LIMIT 1;
+ALTER TABLE echoing DROP CONSTRAINT echo;
+SELECT obix.publish('echoing', '"goes on"') IS NOT NULL AS published;
+
 DROP SCHEMA obix_publish CASCADE;

@@ -93,6 +93,8 @@ SELECT * FROM obix.read('orders', after => 0, after_id => :'third');
 SELECT * FROM obix.read('orders', after_id => :'third');
 \echo :LAST_ERROR_SQLSTATE
 \set VERBOSITY default
+SELECT * FROM obix.read('orders', after => 0, after_id => '01890000-0000-7000-8000-000000000001');
+SELECT * FROM obix.read('orders', after_id => '01890000-0000-7000-8000-000000000001');
 SELECT id AS last FROM obix.read('orders', 4, 1) \gset
 SELECT * FROM obix.read('orders', after => 5, after_id => :'last');
 
@@ -214,6 +216,31 @@ BEGIN;
 SELECT count(*) FROM obix.read('thousand', after => 1500, max_events => 10);
 SELECT count(*) < 10 AS few_locks FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation';
 COMMIT;
+
+-- so does whoever publishes, fetches or acknowledges, also in a prepared statement
+-- whose plan does not know where it reads
+SET plan_cache_mode = force_generic_plan;
+SELECT obix.create_consumer('late', 'thousand', 2980);
+PREPARE page(bigint) AS SELECT count(*), min(sequence), max(sequence) FROM obix.read('thousand', $1, 5);
+CREATE VIEW locked AS
+SELECT count(*) < 10 AS few_locks FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+WHERE l.pid = pg_backend_pid() AND c.relname ~ '^thousand';
+BEGIN;
+EXECUTE page(2990);
+EXECUTE page(10);
+SELECT * FROM locked;
+SELECT count(*), min(sequence) FROM obix.fetch('late', 5);
+SELECT obix.ack('late', 2985);
+SELECT * FROM locked;
+INSERT INTO thousand (payload) VALUES ('3000');
+SELECT obix.publish('thousand', '3001') IS NOT NULL AS published;
+SET CONSTRAINTS ALL IMMEDIATE;
+SELECT * FROM locked;
+PREPARE TRANSACTION 'obix_read';
+SELECT count(*) < 10 AS few_locks FROM pg_locks l JOIN pg_class c ON c.oid = l.relation WHERE l.pid IS NULL AND c.relname ~ '^thousand';
+COMMIT PREPARED 'obix_read';
+RESET plan_cache_mode;
+SELECT obix.drop_consumer('late');
 
 -- row-level security is refused where it applies
 CREATE ROLE regress_obix_reader;

@@ -99,10 +99,25 @@ BEGIN; CREATE TABLE gone (i int); SELECT obix.alter_consumer('reb', tables => '{
 DO $$ BEGIN PERFORM obix.begin_rebuild('reb', false); EXCEPTION WHEN undefined_table THEN RAISE NOTICE '%', regexp_replace(SQLERRM, '\d+', 'N'); END $$;
 ROLLBACK;
 
+-- an error of ours in full
+CREATE PROCEDURE tell(command text) LANGUAGE plpgsql AS $$
+DECLARE
+	detail text;
+	hint text;
+BEGIN
+	EXECUTE command;
+EXCEPTION WHEN OTHERS THEN
+	GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+	RAISE NOTICE E'% %\n%\n%', SQLSTATE, regexp_replace(SQLERRM, '\d+', 'N'), detail, hint;
+END $$;
+BEGIN; CREATE TABLE gone (i int); SELECT obix.alter_consumer('reb', tables => '{gone}'); DROP TABLE gone;
+CALL tell($$SELECT obix.begin_rebuild('reb', false)$$);
+ROLLBACK;
+
 -- a schema that is in the way
 BEGIN;
 DO $$ BEGIN EXECUTE format('CREATE SCHEMA obix_rebuild_%s', (SELECT id FROM obix.consumer WHERE consumer = 'reb')); END $$;
-DO $$ BEGIN PERFORM obix.begin_rebuild('reb', false); EXCEPTION WHEN duplicate_schema THEN RAISE NOTICE '%', regexp_replace(SQLERRM, '\d+', 'N'); END $$;
+CALL tell($$SELECT obix.begin_rebuild('reb', false)$$);
 ROLLBACK;
 
 -- the owner of the consumer must have the rights of the owner of the table
@@ -120,6 +135,11 @@ BEGIN;
 SELECT obix.begin_rebuild('reb', true);
 SELECT consumer, skip_errors, state, "cursor", events_done, events_left FROM obix.rebuild_progress;
 SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname LIKE 'obix\_rebuild\_%' AND relname IN ('t', 't_pkey');
+-- what would have the tables not be those of the consumer any more
+CALL tell($$SELECT obix.alter_consumer('reb', owner => 'regress_obix_rebuild')$$);
+CALL tell($$SELECT obix.alter_consumer('reb', tables => '{orders}')$$);
+CALL tell($$SELECT obix.alter_consumer('reb', clear => '{tables}')$$);
+SELECT obix.alter_consumer('reb', batch_size => 7);
 SELECT obix.cancel_rebuild('reb');
 SELECT count(*) FROM obix.rebuild_progress;
 SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'obix\_rebuild\_%';
