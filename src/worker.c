@@ -191,6 +191,7 @@ report_failure(ObixOutbox *outbox, const char *name, ErrorData *error,
 				 errmsg("maintenance of outbox \"%s\" failed: %s",
 						name, error->message),
 				 error->detail ? errdetail_internal("%s", error->detail) : 0,
+				 error->hint ? errhint("%s", error->hint) :
 				 errhint("It is tried again; see obix.outbox_status.")));
 	if (outbox != NULL)
 		obix_request_work(outbox, work);

@@ -40,7 +40,7 @@ foreach my $query (
 	($result, $stdout, $stderr) = $node->psql('postgres', $query);
 	like(
 		$stderr,
-		qr/ERROR:  obix is not loaded by the server.*HINT:  Add obix to shared_preload_libraries/s,
+		qr/ERROR:  obix is not loaded by the server.*DETAIL:  obix needs shared memory and background workers\..*HINT:  Add obix to shared_preload_libraries and restart the server\./s,
 		"refused without preload: $query");
 }
 is( $node->safe_psql(

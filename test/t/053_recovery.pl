@@ -1,6 +1,6 @@
 
 # Recovery of DEFAULT, interrupted at each of its steps: by kill -9 of the whole
-# server, and by a timeout.  It is one transaction, so it has happened or it has
+# server, or by a timeout.  It is one transaction, so it has happened or it has
 # not; readers are given the same either way, and the worker does it again.
 #
 # An event trigger stops it: before the command whose turn it is, the session that
@@ -20,6 +20,7 @@ my $node = new_node(
 	'main', conf => q{
 obix.worker_linger = '10ms'
 obix.auto_recover = off
+obix.lock_timeout = '1min'
 max_wal_size = '1GB'
 });
 
@@ -38,16 +39,24 @@ BEGIN
 	END IF;
 END $$;
 CREATE EVENT TRIGGER stop ON ddl_command_start EXECUTE FUNCTION test.stop();
-SELECT obix.create_outbox('o', partition_width => 20, premake => 0)});
+SELECT obix.create_outbox('o', partition_width => 100, premake => 0)});
 no_workers($node);
 
+my $published = 0;
+
+# Publish 50 events past the partitions that there are, with DEFAULT in use, so
+# that no other is made.
 sub strand
 {
-	my ($count) = @_;
 	my $blocker = $node->background_psql($db);
+	my $count;
 
+	no_workers($node);
 	$blocker->query_safe('BEGIN; SELECT count(*) FROM o_default');
+	$count = 50 + $node->safe_psql($db,
+		q{SELECT greatest(runway, 0) FROM obix.outbox_status WHERE outbox = 'o'::regclass});
 	publish($node, $db, 'o', $count);
+	$published += $count;
 	$blocker->query_safe('COMMIT');
 	$blocker->quit;
 	return;
@@ -62,26 +71,23 @@ SELECT last_value FROM test.commands});
 }
 
 # How many commands are there?
-strand(60);
+strand();
 my $commands = count_commands();
 note "recovery runs $commands commands";
 cmp_ok($commands, '>', 5, 'recovery runs several commands');
 cmp_ok($commands, '<', 25, 'but not many');
 
-my $published = 60;
 foreach my $step (1 .. $commands)
 {
 	my $holder = $node->background_psql($db, on_error_stop => 0);
 	my $caller = $node->background_psql($db, on_error_stop => 0);
 
-	# past the partitions that there are
 	$node->safe_psql($db, 'TRUNCATE test.stop_at; INSERT INTO test.stop_at VALUES (0)');
-	strand(60);
-	$published += 60;
+	strand();
 	$holder->query_safe(
 		"TRUNCATE test.stop_at; INSERT INTO test.stop_at VALUES ($step); SELECT setval('test.commands', 1, false); SELECT pg_advisory_lock(7)"
 	);
-	my $timeout = $step % 3 == 2 ? q{SET statement_timeout = '300ms';} : '';
+	my $timeout = $step % 3 == 1 ? '' : q{SET statement_timeout = '200ms';};
 	$caller->{stdin} .= "$timeout SELECT obix.recover_default('o');\n\\echo done\n";
 	$caller->{run}->pump_nb;
 	if ($timeout)
