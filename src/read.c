@@ -431,7 +431,7 @@ obix_read(PG_FUNCTION_ARGS)
 		SnapshotData dirty;
 		bool		exists;
 
-		/* it has been read, so it may be newer than the snapshot of a transaction */
+		/* who has read it may now have a snapshot that is older */
 		InitDirtySnapshot(dirty);
 		exists = has_row(reader.parent, &dirty, after, &id);
 		if (!exists && reader.shared == NULL &&

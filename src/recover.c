@@ -369,7 +369,6 @@ obix_recover(Oid relid, bool by_hand)
 												  "default"));
 
 	obix_lock_outbox(relid, AccessExclusiveLock);
-	obix_lock_default(old_default);
 
 	parent = table_open(relid, NoLock);
 	if (obix_default_leaf(parent) != old_default)
@@ -377,6 +376,7 @@ obix_recover(Oid relid, bool by_hand)
 				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
 				 errmsg("DEFAULT partition of outbox \"%s\" was replaced concurrently",
 						RelationGetRelationName(parent))));
+	obix_lock_default(old_default);
 	obix_get_position(shared, relid, known->id, &position);
 	gaps = find_gaps(parent);
 	table_close(parent, NoLock);	/* ALTER TABLE wants it for itself */

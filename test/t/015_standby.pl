@@ -16,7 +16,7 @@ my ($result, $stdout, $stderr);
 
 setup_database($primary, 'postgres');
 $primary->safe_psql('postgres',
-	q{SELECT obix.create_outbox('o', partition_width => 20, premake => 2); SELECT obix.create_outbox('quiet')}
+	q{SELECT obix.create_outbox('o', partition_width => 20, premake => 2); SELECT obix.create_outbox('quiet'); SELECT obix.create_consumer('c', 'o')}
 );
 publish($primary, 'postgres', 'o', 30);
 roll_back_inserts($primary, 'postgres', 'o', 2);
@@ -52,7 +52,10 @@ foreach my $query (
 	q{SELECT obix.fill_gaps('o')},
 	q{SELECT obix.ensure_partitions('o')},
 	q{SELECT obix.recover_default('o')},
-	q{SELECT obix.create_outbox('p')})
+	q{SELECT obix.create_outbox('p')},
+	q{SELECT * FROM obix.fetch('c')},
+	q{SELECT obix.ack('c', 1)},
+	q{CALL obix.wait_for('c', '1 s')})
 {
 	($result, $stdout, $stderr) = $standby->psql('postgres', $query);
 	like($stderr, qr/ERROR:.*(recovery|read-only)/, "refused: $query");
@@ -69,6 +72,15 @@ publish($primary, 'postgres', 'o', 1);
 woken($waiter, 'and returns when an event arrives');
 $standby->safe_psql('postgres', q{CALL obix.wait('o', 33, '200 ms')});
 pass('or after the timeout');
+
+# An outbox that is dropped on the primary while somebody waits for it here
+$waiter = start_wait($standby, 'postgres', 'quiet', 0);
+$primary->safe_psql('postgres', 'DROP TABLE quiet');
+ok( pump_until(
+		$waiter->{run}, $waiter->{timeout},
+		\$waiter->{stderr}, qr/outbox with OID \d+ does not exist/),
+	'who waits for an outbox that is dropped is told so');
+$waiter->quit;
 
 # Where an earlier transaction is open on the primary, readers of both stop.
 my $open = $primary->background_psql('postgres');

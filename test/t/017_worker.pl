@@ -47,6 +47,9 @@ poll_ok(
 	$node, 'postgres',
 	q{SELECT runway >= 10 AND stranded = 0 AND failures = 0 FROM obix.outbox_status WHERE outbox = 'good'::regclass},
 	'the good one is served');
+$node->wait_for_log(
+	qr/maintenance of outbox "o" failed: permission denied for schema bad.*HINT:  It is tried again; see obix\.outbox_status\./s,
+	$offset);
 is(log_count($node, qr/permission denied/, $offset), 1, 'it is logged once');
 roll_back_inserts($node, 'postgres', $_, 1) foreach ('bad.o', 'good');
 poll_ok($node, 'postgres',
