@@ -306,9 +306,13 @@ my @runs = (
 		'maintenance',
 		'-c 4 -T 5',
 		{   map {
-				(   "ensure_$_"  => "SELECT obix.ensure_partitions('$_');\n",
-					"recover_$_" => "SELECT obix.recover_default('$_');\n",
-					"fill_$_"    => "SELECT obix.fill_gaps('$_');\n")
+				my $outbox = $_;
+
+				# a call may give up after a while, but not for a deadlock
+				map {
+					$_ . "_$outbox" =>
+					  "DO \$\$ BEGIN PERFORM obix.$_('$outbox'); EXCEPTION WHEN lock_not_available OR object_in_use THEN END \$\$;\n"
+				} ('ensure_partitions', 'recover_default', 'fill_gaps')
 			} ('backward', 'removed')
 		}),
 	start_pgbench(
