@@ -479,6 +479,7 @@ PREPARE TRANSACTION 'obix_publish';
 \echo :LAST_ERROR_SQLSTATE
 -- an INSERT is before the commit, so it can
 INSERT INTO echoing (payload) VALUES ('1');
+SELECT obix.fill_gaps('echoing') >= 0 AS filled;
 SELECT count(*) FROM obix.read('echoing') WHERE payload IS NOT NULL;
 SELECT payload FROM saved ORDER BY sequence DESC LIMIT 1;
 ALTER TABLE echoing DROP CONSTRAINT echo;
