@@ -501,11 +501,20 @@ obix_check_owner(Oid relid)
 		aclcheck_error(ACLCHECK_NOT_OWNER, OBJECT_TABLE, get_rel_name(relid));
 }
 
+/* May a role SELECT from an outbox?  Nobody may from one that is gone. */
+bool
+obix_may_select(Oid relid, Oid role)
+{
+	bool		gone = false;
+
+	return pg_class_aclcheck_ext(relid, role, ACL_SELECT, &gone) == ACLCHECK_OK;
+}
+
 /* May a role read all of an outbox? */
 bool
 obix_may_read(Oid relid, Oid role)
 {
-	return pg_class_aclcheck(relid, role, ACL_SELECT) == ACLCHECK_OK &&
+	return obix_may_select(relid, role) &&
 		check_enable_rls(relid, role, true) != RLS_ENABLED;
 }
 

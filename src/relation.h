@@ -53,6 +53,7 @@ extern void obix_check_insertable(Relation rel);
 extern bool obix_is_subscribed(Oid relid, bool *copied);
 extern void obix_check_privilege(Oid relid, AclMode mode);
 extern void obix_check_owner(Oid relid);
+extern bool obix_may_select(Oid relid, Oid role);
 extern bool obix_may_read(Oid relid, Oid role);
 extern void obix_check_row_security(Oid relid, const char *function);
 

@@ -113,7 +113,7 @@ obix_outbox_state(PG_FUNCTION_ARGS)
 	memset(isnull, true, sizeof(isnull));
 
 	/* NULLs for who may not know, and for an outbox that is being dropped */
-	if (pg_class_aclcheck(relid, GetUserId(), ACL_SELECT) == ACLCHECK_OK)
+	if (obix_may_select(relid, GetUserId()))
 		parent = obix_try_open(relid, AccessShareLock, &known);
 	if (parent != NULL)
 		shared = obix_try_attach(parent, known);

@@ -76,6 +76,10 @@ WHERE refclassid = 'pg_extension'::regclass AND deptype = 'e'
       AND col_description(a.attrelid, a.attnum) IS NULL
 ORDER BY 1, 2;
 
+-- one that was dropped after the view has listed it
+SELECT head, worker_pid FROM obix.outbox_state(1);
+SELECT * FROM obix.partitions(1);
+
 -- settings
 SELECT name, boot_val, unit, vartype, context, min_val, max_val FROM pg_settings
 WHERE name ~ '^obix\.' ORDER BY name;

@@ -121,8 +121,6 @@ def create_actors(world):
 class Reader(Actor):
     """Follows an outbox; now and then it reads again what it has read before."""
 
-    also = (("42P01", "relation with OID"),)    # dropped while obix.outbox_status is read
-
     def __init__(self, world, name, outbox):
         super().__init__(world, name, world.consuming)
         self.outbox = outbox

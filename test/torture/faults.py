@@ -218,7 +218,6 @@ class Maintenance(Actor):
         ("53400", "too many outboxes|too many consumers|obix.max_"),
         ("55000", "x_.* has handlers"), ("42P07", "x_"), ("42P01", "x_"), ("42710", "x_"), ("42704", "x_"),
         ("42704", "dead letter"), ("55000", "dead letter"),
-        ("42P01", "relation with OID"),         # dropped while a view is read
         ("55006", "busy|in use|being|another session"),
     )
 
