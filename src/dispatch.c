@@ -167,6 +167,8 @@ why_not_served(ObixStep *step)
 	(void) set_config_option("search_path", consumer->search_path,
 							 PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
 							 false, 0, false);	/* only check it */
+	if (get_rel_name(consumer->outbox) == NULL)
+		return psprintf("outbox with OID %u does not exist", consumer->outbox);
 	if (!obix_may_read(consumer->outbox, consumer->owner))
 		return psprintf("role \"%s\" may not read outbox \"%s\"",
 						GetUserNameFromId(consumer->owner, false),

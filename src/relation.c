@@ -497,6 +497,10 @@ obix_check_privilege(Oid relid, AclMode mode)
 void
 obix_check_owner(Oid relid)
 {
+	if (get_rel_name(relid) == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("outbox with OID %u does not exist", relid)));
 	if (!object_ownercheck(RelationRelationId, relid, GetUserId()))
 		aclcheck_error(ACLCHECK_NOT_OWNER, OBJECT_TABLE, get_rel_name(relid));
 }

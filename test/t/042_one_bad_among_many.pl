@@ -13,7 +13,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $db   = 'postgres';
-my $node = new_node('main', conf => "obix.dispatch_workers = 1\nobix.lock_timeout = '3 s'\n");
+my $node = new_node('main', conf => "obix.dispatch_workers = 1\nobix.lock_timeout = '300 ms'\n");
 
 setup_database($node, $db);
 
@@ -150,6 +150,8 @@ consumer_ok($node, $db, 'locked', 'delivered = 1', 'when it is free again, its e
 
 # Locked between the transaction that counts the attempt and the one that makes it:
 # the first is stopped where it writes the state.
+$node->append_conf('postgresql.conf', "obix.lock_timeout = '3 s'");
+$node->reload;
 $node->safe_psql($db, q{SELECT obix.pause('locked')});
 no_dispatchers($node);
 publish($node, $db, 'locked', 1);
