@@ -130,7 +130,6 @@ $node->safe_psql($db, join '',
 	map { "ALTER DATABASE postgres SET $_;" } (
 		q{timezone = 'America/St_Johns'}, q{datestyle = 'SQL, DMY'},
 		q{intervalstyle = 'sql_standard'}, 'quote_all_identifiers = on',
-		'standard_conforming_strings = off', 'escape_string_warning = on',
 		q{extra_float_digits = -15}, 'array_nulls = off',
 		'enable_indexscan = off'));
 make_handler($node, $db, 'slow_start',
@@ -164,7 +163,7 @@ $node->reload;
 roll_back_inserts($node, $db, 'o', 1);
 my $pid = worker_pid($node, $db);
 poll_ok($node, $db,
-	"SELECT wait_event = 'Extension' AND xact_start IS NULL AND backend_xmin IS NULL AND backend_xid IS NULL FROM pg_stat_activity WHERE pid = $pid",
+	"SELECT wait_event_type = 'Extension' AND xact_start IS NULL AND backend_xmin IS NULL AND backend_xid IS NULL FROM pg_stat_activity WHERE pid = $pid",
 	'a worker that lingers has no transaction and no snapshot');
 
 # Lag is known without one: launcher and workers are stopped
