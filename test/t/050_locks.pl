@@ -300,11 +300,11 @@ $load{'default_read@3'} =
 $load{'default_write@3'} =
   "BEGIN;\nSELECT count(*) FROM backward_default;\nINSERT INTO backward (payload) VALUES ('1');\nCOMMIT;\n";
 my @runs = (
-	start_pgbench($node, $db, 'users', '-c 16 -j 2 -T 5', \%load),
+	start_pgbench($node, $db, 'users', '-c 16 -j 2 -T 3', \%load),
 	start_pgbench(
 		$node, $db,
 		'maintenance',
-		'-c 4 -T 5',
+		'-c 4 -T 3',
 		{   map {
 				my $outbox = $_;
 
@@ -318,7 +318,7 @@ my @runs = (
 	start_pgbench(
 		$node, $db,
 		'removal',
-		'-c 1 -T 5 -R 20',
+		'-c 1 -T 3 -R 20',
 		{   drop => q{DO $$
 DECLARE
 	oldest regclass;

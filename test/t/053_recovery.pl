@@ -87,7 +87,7 @@ foreach my $step (1 .. $commands)
 	$holder->query_safe(
 		"TRUNCATE test.stop_at; INSERT INTO test.stop_at VALUES ($step); SELECT setval('test.commands', 1, false); SELECT pg_advisory_lock(7)"
 	);
-	my $timeout = $step % 3 == 1 ? '' : q{SET statement_timeout = '200ms';};
+	my $timeout = $step % 5 == 1 ? '' : q{SET statement_timeout = '200ms';};
 	$caller->{stdin} .= "$timeout SELECT obix.recover_default('o');\n\\echo done\n";
 	$caller->{run}->pump_nb;
 	if ($timeout)
