@@ -77,6 +77,7 @@
 	LockHeldByMe(tag, mode)
 #else
 #define PROC_LXID(proc)		((proc)->vxid.lxid)
+#define OBIX_HAS_TRANSACTION_TIMEOUT
 #endif
 
 /* PG16 */

@@ -49,6 +49,7 @@
 #include "turn.h"
 #include "work.h"
 #include "worker.h"
+#include "xact.h"
 
 /* How long a consumer goes on before others have their turn */
 #define TURN_MS				50
@@ -61,6 +62,9 @@
 
 /* Between attempts to get at an outbox that somebody has locked */
 #define LOCKED_MS			500
+
+/* Between looks whether there is a standby that confirms commits */
+#define STANDBY_MS			1000
 
 /* Until a consumer whose mutex somebody holds is looked at again */
 #define BUSY_MS				20
@@ -520,6 +524,8 @@ run_part(ObixStep *step, void (*part) (ObixStep *step))
 		StartTransactionCommand();
 		MemoryContextSwitchTo(step_context);
 		PushActiveSnapshot(GetTransactionSnapshot());
+		if (part != handle && part != ask_gate)
+			obix_xact_commit_locally();
 		step->called = false;
 		step->nestlevel = NewGUCNestLevel();
 		obix_limit_lock_waits();
@@ -584,10 +590,33 @@ cannot_serve(ObixStep *step)
 	step_later(step, GATE_MS);
 }
 
+/*
+ * Would handlers have to wait for a standby at their commit, for as long as it
+ * is not there?  Told to the log when it begins and when it ends.
+ */
+static bool
+lacks_standby(void)
+{
+	bool		lacks = obix_xact_lacks_standby();
+
+	if (pg_atomic_read_u32(&obix_shared->lacks_standby) != lacks &&
+		pg_atomic_exchange_u32(&obix_shared->lacks_standby, lacks) != lacks)
+		ereport(LOG,
+				(lacks ?
+				 errmsg("handlers are not called: no synchronous standby confirms commits") :
+				 errmsg("handlers are called again: a synchronous standby confirms commits")));
+	return lacks;
+}
+
 /* One step of a consumer: a batch, or one event. */
 static ObixOutcome
 run_step(ObixStep *step)
 {
+	if (lacks_standby())
+	{
+		step_later(step, STANDBY_MS);
+		return step->outcome;
+	}
 	if (!run_part(step, prepare))
 		cannot_serve(step);
 	if (step->outcome == OUTCOME_GATE)
@@ -649,6 +678,7 @@ serve_consumer(ObixClaim *claim)
 		uint32		touched;
 		int64		tide;
 
+		QueryCancelPending = false;
 		CHECK_FOR_INTERRUPTS();
 
 		/* read before what it is to say something about */
@@ -742,7 +772,11 @@ obix_dispatcher_main(Datum arg)
 		if (obix_dispatch_workers == 0)
 			break;
 		if (serve_next(&due_at, &worked))
+		{
+			if (obix_worker_makes_way())
+				break;
 			continue;
+		}
 		now = GetCurrentTimestamp();
 		if (worked)
 			last_busy = now;
@@ -750,7 +784,7 @@ obix_dispatcher_main(Datum arg)
 
 		/* who is only to ask gates need not stay in between */
 		leave_at = TimestampTzPlusMilliseconds(last_busy, obix_worker_linger);
-		if (now >= leave_at)
+		if (now >= leave_at || obix_short_of_workers())
 			break;
 		if (due_at == 0 || due_at > leave_at)
 			due_at = leave_at;

@@ -105,8 +105,15 @@ fill_holes(ObixWalk *walk, const ObixLeaf *leaf, int64 end)
 			walk->placeholder = obix_form_placeholder();
 			walk->writer = obix_writer_begin(walk->parent, true, true);
 
-			/* readers go past it at once, so it must not be lost */
+			/*
+			 * Readers go past it as soon as they see it, so it must not be
+			 * lost, nor in a failover where events are not.
+			 */
 			ForceSyncCommit();
+			if (obix_in_worker && obix_xact_lacks_standby())
+				ereport(ERROR,
+						(errcode(ERRCODE_OBJECT_IN_USE),
+						 errmsg("no synchronous standby confirms commits")));
 		}
 		if (!obix_writer_put(walk->writer, walk->placeholder, walk->next, now))
 		{

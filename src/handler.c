@@ -62,6 +62,7 @@
 
 static TimeoutId timer;
 static volatile sig_atomic_t timeouts = 0;
+static bool in_time = false;	/* the timer is running */
 
 /* The type obix.event. */
 Oid
@@ -233,6 +234,14 @@ on_timeout(void)
 	SetLatch(MyLatch);
 }
 
+static void
+report_timeout(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_QUERY_CANCELED),
+			 errmsg("canceling a handler due to its timeout")));
+}
+
 /* Called once in a process that is to call functions. */
 void
 obix_handler_init(void)
@@ -244,8 +253,25 @@ obix_handler_init(void)
 void
 obix_stop_timeout(void)
 {
+	in_time = false;
 	disable_timeout(timer, false);
 	QueryCancelPending = false;
+}
+
+/*
+ * At the end of PRE_COMMIT, of any transaction: the functions have had their
+ * time.  What may come now is to wait for a standby, and to cancel that would
+ * not undo the commit.
+ */
+void
+obix_handler_commits(void)
+{
+	if (!in_time)
+		return;
+	in_time = false;
+	disable_timeout(timer, false);
+	if (timeouts > 0)
+		report_timeout();
 }
 
 /* What comes now has not timed out. */
@@ -282,6 +308,7 @@ enter_stage(const ObixConsumer *consumer)
 							 PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
 							 true, 0, false);
 	timeouts = 0;
+	in_time = true;
 	enable_timeout_every(timer,
 						 TimestampTzPlusMilliseconds(GetCurrentTimestamp(), ms),
 						 ms);
@@ -300,9 +327,7 @@ leave_stage(int nestlevel)
 	PortalHashTableDeleteAll();
 
 	if (timeouts > 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_QUERY_CANCELED),
-				 errmsg("canceling a handler due to its timeout")));
+		report_timeout();
 	AtEOXact_GUC(false, nestlevel);
 }
 

@@ -45,6 +45,7 @@ extern void obix_call_handlers(const ObixConsumer *consumer,
 							   Tuplestorestate *events, TupleDesc desc,
 							   int64 count);
 extern void obix_stop_timeout(void);
+extern void obix_handler_commits(void);
 extern void obix_forget_timeouts(void);
 extern bool obix_handler_timed_out(void);
 extern void obix_clean_session(void);

@@ -33,6 +33,7 @@
 #include "utils/memutils.h"
 #include "utils/ps_status.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
@@ -49,13 +50,42 @@
 #define MIN_DELAY_MS		1000
 #define MAX_DELAY_MS		60000
 
-/* A database whose workers fail */
-typedef struct ObixUnwell
+/* After a database was made or opened, until it is visited: it may go again */
+#define NEW_DATABASE_MS		1000
+
+/* That workers are short is logged when it has lasted, and not too often */
+#define SHORT_MS			10000
+#define LOG_SHORT_MS		600000
+
+/* Why a database is to have a worker */
+typedef enum ObixNeed
 {
-	Oid			database;		/* InvalidOid: free */
-	int			failures;
-	TimestampTz retry_at;
-} ObixUnwell;
+	NEED_NONE,
+	NEED_VISIT,					/* nobody has looked at its outboxes yet */
+	NEED_WORK					/* something is asked for */
+} ObixNeed;
+
+/* What the launcher knows of a database */
+typedef struct ObixDatabase
+{
+	Oid			oid;
+	bool		present;		/* in the scan of pg_database going on */
+	bool		open;			/* one can connect to it */
+	bool		ordinary;		/* and it is no template */
+	bool		visit;			/* its outboxes have yet to be looked at */
+	ObixNeed	need[OBIX_WORKER_KINDS];	/* now */
+	TimestampTz started_at[OBIX_WORKER_KINDS];	/* the last worker */
+	int			failures;		/* of workers, since one was done */
+	TimestampTz retry_at;		/* no worker before */
+} ObixDatabase;
+
+/* What came of the attempt to start a worker */
+typedef enum ObixStart
+{
+	START_DONE,
+	START_NO_NEED,				/* it has one, or cannot be connected to */
+	START_NO_ROOM				/* others have to leave first */
+} ObixStart;
 
 /* What the launcher knows of the worker in each place */
 typedef struct ObixStarted
@@ -65,83 +95,144 @@ typedef struct ObixStarted
 } ObixStarted;
 
 static ObixStarted started[OBIX_MAX_WORKERS];
-static ObixUnwell *unwell;		/* array of obix_max_outboxes */
-static List *visits = NIL;		/* databases still to be visited */
+static ObixDatabase *databases; /* array, in TopMemoryContext */
+static int	ndatabases = 0;
+static int	max_databases = 16;
 static TimestampTz no_worker_until = 0; /* when all worker slots were taken */
 static TimestampTz no_worker_logged = 0;	/* when the log was told */
+static TimestampTz short_since = 0; /* since when workers are short */
+static TimestampTz short_logged = 0;
 
-static ObixUnwell *
-find_unwell(Oid database, bool add)
+static ObixDatabase *
+find_database(Oid oid)
 {
-	ObixUnwell *free = NULL;
-
-	for (int i = 0; i < obix_max_outboxes; i++)
+	for (int i = 0; i < ndatabases; i++)
 	{
-		if (unwell[i].database == database)
-			return &unwell[i];
-		if (free == NULL && !OidIsValid(unwell[i].database))
-			free = &unwell[i];
+		if (databases[i].oid == oid)
+			return &databases[i];
 	}
-	if (!add || free == NULL)
-		return NULL;
-	free->database = database;
-	free->failures = 0;
-	return free;
+	return NULL;
 }
 
-/* List the databases that can be connected to and are no templates. */
+static ObixDatabase *
+add_database(Oid oid)
+{
+	if (ndatabases == max_databases)
+	{
+		max_databases *= 2;
+		databases = repalloc(databases, max_databases * sizeof(ObixDatabase));
+	}
+	memset(&databases[ndatabases], 0, sizeof(ObixDatabase));
+	databases[ndatabases].oid = oid;
+	return &databases[ndatabases++];
+}
+
+static bool
+is_open(Form_pg_database form)
+{
+	/* -2: DROP DATABASE was interrupted */
+	return form->datallowconn && form->datconnlimit >= -1;
+}
+
+/*
+ * Look which databases there are.  Those that can be connected to, are no
+ * templates, and could not before, are to be visited: for instance one that was
+ * copied from a database with outboxes.
+ */
 static void
-list_visits(void)
+read_databases(TimestampTz visit_at)
 {
 	Relation	catalog;
 	TableScanDesc scan;
 	HeapTuple	tuple;
+	int			kept = 0;
 
 	StartTransactionCommand();
 	(void) GetTransactionSnapshot();
+	for (int i = 0; i < ndatabases; i++)
+		databases[i].present = false;
 	catalog = table_open(DatabaseRelationId, AccessShareLock);
 	scan = table_beginscan_catalog(catalog, 0, NULL);
 	while (HeapTupleIsValid(tuple = heap_getnext(scan, ForwardScanDirection)))
 	{
 		Form_pg_database form = (Form_pg_database) GETSTRUCT(tuple);
-		MemoryContext old;
+		ObixDatabase *database = find_database(form->oid);
+		bool		open = is_open(form);
+		bool		ordinary = open && !form->datistemplate;
 
-		if (!form->datallowconn || form->datistemplate ||
-			form->datconnlimit < -1)	/* -2: DROP DATABASE was interrupted */
-			continue;
-		old = MemoryContextSwitchTo(TopMemoryContext);
-		visits = lappend_oid(visits, form->oid);
-		MemoryContextSwitchTo(old);
+		if (database == NULL)
+			database = add_database(form->oid);
+		if (ordinary && !database->ordinary)
+		{
+			database->visit = true;
+			database->failures = 0;
+			database->retry_at = visit_at;
+		}
+		database->visit &= open;
+		database->open = open;
+		database->ordinary = ordinary;
+		database->present = true;
 	}
 	table_endscan(scan);
 	table_close(catalog, AccessShareLock);
 	CommitTransactionCommand();
+
+	for (int i = 0; i < ndatabases; i++)
+	{
+		if (databases[i].present)
+			databases[kept++] = databases[i];
+	}
+	ndatabases = kept;
 }
 
 /*
- * Start a worker in a database.  Returns false if it has one already, or none
- * can be had now.
+ * Can a database be connected to, right now?  To try it would leave an error in
+ * the log.
  */
 static bool
-start_worker(Oid database, ObixWorkerKind kind, TimestampTz now)
+still_open(ObixDatabase *database)
+{
+	HeapTuple	tuple;
+
+	StartTransactionCommand();
+	tuple = SearchSysCache1(DATABASEOID, ObjectIdGetDatum(database->oid));
+	database->open = HeapTupleIsValid(tuple) &&
+		is_open((Form_pg_database) GETSTRUCT(tuple));
+	if (HeapTupleIsValid(tuple))
+		ReleaseSysCache(tuple);
+	CommitTransactionCommand();
+	if (!database->open)
+		database->ordinary = database->visit = false;
+	return database->open;
+}
+
+/*
+ * Start a worker in a database.  There is no room only where that would be the
+ * first of its kind there: others do not make way for a second.
+ */
+static ObixStart
+start_worker(ObixDatabase *database, ObixWorkerKind kind, TimestampTz now)
 {
 	bool		dispatch = kind == OBIX_WORKER_DISPATCH;
 	BackgroundWorker worker = {0};
-	ObixUnwell *sick = find_unwell(database, false);
 	int			place;
 	bool		entered;
+	bool		first;
 
-	if (now < no_worker_until || (sick != NULL && now < sick->retry_at))
-		return false;
-	place = obix_reserve_worker(database, kind);
+	place = obix_reserve_worker(database->oid, kind, &first);
+	if (place >= 0 && (now < no_worker_until || !still_open(database)))
+	{
+		(void) obix_free_worker(place, &entered);
+		place = -1;
+	}
 	if (place < 0)
-		return false;
+		return first && database->open ? START_NO_ROOM : START_NO_NEED;
 
 	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
 	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
 	worker.bgw_restart_time = BGW_NEVER_RESTART;
 	worker.bgw_main_arg = Int32GetDatum(place);
-	memcpy(worker.bgw_extra, &database, sizeof(database));
+	memcpy(worker.bgw_extra, &database->oid, sizeof(database->oid));
 	worker.bgw_notify_pid = MyProcPid;
 	strlcpy(worker.bgw_library_name, "obix", BGW_MAXLEN);
 	strlcpy(worker.bgw_function_name,
@@ -166,11 +257,12 @@ start_worker(Oid database, ObixWorkerKind kind, TimestampTz now)
 					 errhint("Consider raising max_worker_processes.")));
 		}
 		no_worker_until = TimestampTzPlusMilliseconds(now, MIN_DELAY_MS);
-		return false;
+		return first ? START_NO_ROOM : START_NO_NEED;
 	}
 	no_worker_until = 0;
-	started[place].database = database;
-	return true;
+	started[place].database = database->oid;
+	database->started_at[kind] = now;
+	return START_DONE;
 }
 
 /* Free the places of workers that have stopped. */
@@ -179,11 +271,10 @@ reap_workers(TimestampTz now)
 {
 	for (int i = 0; i < OBIX_MAX_WORKERS; i++)
 	{
-		ObixUnwell *sick;
+		ObixDatabase *database;
 		pid_t		pid;
-		Oid			database = started[i].database;
 		bool		entered;
-		MemoryContext old;
+		bool		done;
 
 		if (started[i].handle == NULL)
 		{
@@ -196,11 +287,14 @@ reap_workers(TimestampTz now)
 			continue;
 		pfree(started[i].handle);
 		started[i].handle = NULL;
-		if (obix_free_worker(i, &entered))
+		done = obix_free_worker(i, &entered);
+		database = find_database(started[i].database);
+		if (database == NULL)
+			continue;
+		if (done)
 		{
-			sick = find_unwell(database, false);
-			if (sick != NULL)
-				sick->database = InvalidOid;
+			database->failures = 0;
+			database->retry_at = 0;
 			continue;
 		}
 
@@ -212,18 +306,12 @@ reap_workers(TimestampTz now)
 			continue;
 
 		/* it may have taken work that it has not done: look at everything */
-		old = MemoryContextSwitchTo(TopMemoryContext);
-		visits = list_append_unique_oid(visits, database);
-		MemoryContextSwitchTo(old);
-		sick = find_unwell(database, true);
-		if (sick != NULL)
-		{
-			int			delay = MIN_DELAY_MS << Min(sick->failures, 6);
-
-			sick->failures++;
-			sick->retry_at = TimestampTzPlusMilliseconds(now,
-														 Min(delay, MAX_DELAY_MS));
-		}
+		database->visit = database->open;
+		database->retry_at =
+			TimestampTzPlusMilliseconds(now,
+										Min(MIN_DELAY_MS << Min(database->failures, 6),
+											MAX_DELAY_MS));
+		database->failures++;
 	}
 }
 
@@ -237,21 +325,6 @@ running_workers(void)
 	return count;
 }
 
-/* Start workers in the databases that have yet to be visited. */
-static void
-start_visits(TimestampTz now)
-{
-	ListCell   *cell;
-
-	foreach(cell, visits)
-	{
-		if (running_workers() >= MAX_VISITS)
-			break;
-		if (start_worker(lfirst_oid(cell), OBIX_WORKER_MAINTAIN, now))
-			visits = foreach_delete_current(visits, cell);
-	}
-}
-
 static void
 earlier(TimestampTz *when, TimestampTz candidate)
 {
@@ -259,69 +332,133 @@ earlier(TimestampTz *when, TimestampTz candidate)
 		*when = candidate;
 }
 
-/*
- * Start workers in the databases that have work.  Returns when to look again
- * without being woken, 0 for never.
- */
-static TimestampTz
-start_workers(TimestampTz now)
+static void
+note_need(Oid oid, ObixWorkerKind kind)
 {
-	TimestampTz wake_at = 0;
+	ObixDatabase *database = find_database(oid);
 
-	for (int i = 0; i < obix_max_outboxes; i++)
-	{
-		Oid			database;
-		Oid			relation;
-		TimestampTz retry_at;
-		ObixUnwell *sick;
-
-		uint32		work = obix_due_work(obix_nth_outbox(i), now, &database,
-										 &relation, &retry_at);
-
-		earlier(&wake_at, retry_at);
-		if (work == 0)
-			continue;
-		(void) start_worker(database, OBIX_WORKER_MAINTAIN, now);
-		sick = find_unwell(database, false);
-		if (sick != NULL && sick->retry_at > now)
-			earlier(&wake_at, sick->retry_at);
-		if (no_worker_until > now)
-			earlier(&wake_at, no_worker_until);
-	}
-	if (visits != NIL)
-		earlier(&wake_at, no_worker_until > now ? no_worker_until :
-				TimestampTzPlusMilliseconds(now, MIN_DELAY_MS));
-	return wake_at;
+	if (database != NULL && database->open)
+		database->need[kind] = NEED_WORK;
 }
 
 /*
- * Start dispatchers in the databases that have consumers to be served, one at a
- * time: it has the next one started if there is more than it can do.  Returns
- * when to look again without being woken, 0 for never.
+ * See which databases are to have a worker.  wake_at becomes when that changes
+ * by itself, if it is earlier.
  */
-static TimestampTz
-start_dispatchers(TimestampTz now)
+static void
+find_needs(TimestampTz now, TimestampTz *wake_at)
 {
-	TimestampTz wake_at = 0;
+	Oid			oid;
 	int			n = 0;
-	Oid			database;
 
-	if (obix_dispatch_workers == 0)
-		return 0;
-	while (OidIsValid(database = obix_turn_next(&n, now, &wake_at)))
+	for (int i = 0; i < ndatabases; i++)
 	{
-		ObixUnwell *sick;
-
-		if (obix_has_idle_dispatcher(database))
-			continue;
-		(void) start_worker(database, OBIX_WORKER_DISPATCH, now);
-		sick = find_unwell(database, false);
-		if (sick != NULL && sick->retry_at > now)
-			earlier(&wake_at, sick->retry_at);
-		if (no_worker_until > now)
-			earlier(&wake_at, no_worker_until);
+		memset(databases[i].need, 0, sizeof(databases[i].need));
+		if (databases[i].visit)
+			databases[i].need[OBIX_WORKER_MAINTAIN] = NEED_VISIT;
 	}
-	return wake_at;
+	for (int i = 0; i < obix_max_outboxes; i++)
+	{
+		Oid			relation;
+		TimestampTz retry_at;
+
+		if (obix_due_work(obix_nth_outbox(i), now, &oid, &relation,
+						  &retry_at) != 0)
+			note_need(oid, OBIX_WORKER_MAINTAIN);
+		earlier(wake_at, retry_at);
+	}
+	if (obix_dispatch_workers == 0)
+		return;
+	while (OidIsValid(oid = obix_turn_next(&n, now, wake_at)))
+	{
+		if (!obix_has_idle_dispatcher(oid))
+			note_need(oid, OBIX_WORKER_DISPATCH);
+	}
+}
+
+/*
+ * Start workers of one kind where they are needed, in the order in which the
+ * databases had their last one.  Of dispatchers one at a time: it has the next
+ * one started if there is more than it can do.  Returns whether all could be
+ * had.  wake_at becomes when to try again, if it is earlier.
+ */
+static bool
+start_workers(ObixWorkerKind kind, TimestampTz now, TimestampTz *wake_at)
+{
+	bool		enough = true;
+
+	for (;;)
+	{
+		ObixDatabase *next = NULL;
+		ObixNeed	need;
+
+		for (int i = 0; i < ndatabases; i++)
+		{
+			if (databases[i].need[kind] != NEED_NONE &&
+				(next == NULL ||
+				 databases[i].started_at[kind] < next->started_at[kind]))
+				next = &databases[i];
+		}
+		if (next == NULL)
+			break;
+		need = next->need[kind];
+		next->need[kind] = NEED_NONE;
+		if (next->retry_at > now)
+		{
+			earlier(wake_at, next->retry_at);
+			continue;
+		}
+		if (need == NEED_VISIT && running_workers() >= MAX_VISITS)
+		{
+			enough = false;
+			continue;
+		}
+		switch (start_worker(next, kind, now))
+		{
+			case START_DONE:
+				if (kind == OBIX_WORKER_MAINTAIN)
+					next->visit = false;
+				break;
+			case START_NO_NEED:
+				break;
+			case START_NO_ROOM:
+				enough = false;
+				break;
+		}
+	}
+	if (no_worker_until > now)
+		earlier(wake_at, no_worker_until);
+	return enough;
+}
+
+/*
+ * Have workers make way for others while there are too few.  That goes by the
+ * way where many databases have little work, and is worth a message where it
+ * lasts.
+ */
+static void
+note_shortage(bool enough, TimestampTz now, TimestampTz *wake_at)
+{
+	obix_set_short_of_workers(!enough);
+	if (enough)
+	{
+		short_since = 0;
+		return;
+	}
+	if (short_since == 0)
+		short_since = now;
+	if (!TimestampDifferenceExceeds(short_since, now, SHORT_MS))
+		earlier(wake_at, TimestampTzPlusMilliseconds(short_since, SHORT_MS + 1));
+	else if (short_logged == 0 ||
+			 TimestampDifferenceExceeds(short_logged, now, LOG_SHORT_MS))
+	{
+		short_logged = now;
+		ereport(LOG,
+				(errmsg("more databases need a worker of obix than can have one"),
+				 errdetail("Workers of obix take up to half of max_worker_processes, %d of %d, and take turns.",
+						   obix_worker_room() + 1, max_worker_processes),
+				 errhint("Consider raising max_worker_processes.")));
+	}
 }
 
 static void
@@ -339,12 +476,14 @@ obix_launcher_main(Datum arg)
 	pqsignal(SIGTERM, die);
 	BackgroundWorkerUnblockSignals();
 	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
+	obix_set_own_values();
 
-	unwell = MemoryContextAllocZero(TopMemoryContext,
-									obix_max_outboxes * sizeof(ObixUnwell));
+	databases = MemoryContextAlloc(TopMemoryContext,
+								   max_databases * sizeof(ObixDatabase));
 	before_shmem_exit(forget_launcher, (Datum) 0);
 	obix_set_launcher(MyLatch);
-	list_visits();
+	(void) obix_take_database_news();
+	read_databases(0);
 
 	premake_at = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
 											 obix_premake_interval * INT64CONST(1000));
@@ -352,27 +491,25 @@ obix_launcher_main(Datum arg)
 	{
 		TimestampTz now = GetCurrentTimestamp();
 		TimestampTz wake_at;
+		bool		enough;
 
-		ResetLatch(MyLatch);
-		CHECK_FOR_INTERRUPTS();
-		if (ConfigReloadPending)
-		{
-			ConfigReloadPending = false;
-			ProcessConfigFile(PGC_SIGHUP);
+		if (obix_worker_interrupts())
 			premake_at = now;	/* what was switched on has work to do */
-		}
 
 		reap_workers(now);
+		if (obix_take_database_news())
+			read_databases(TimestampTzPlusMilliseconds(now, NEW_DATABASE_MS));
 		if (now >= premake_at)
 		{
 			obix_request_everything(InvalidOid);
 			premake_at = TimestampTzPlusMilliseconds(now,
 													 obix_premake_interval * INT64CONST(1000));
 		}
-		start_visits(now);
-		wake_at = start_workers(now);
-		earlier(&wake_at, premake_at);
-		earlier(&wake_at, start_dispatchers(now));
+		wake_at = premake_at;
+		find_needs(now, &wake_at);
+		enough = start_workers(OBIX_WORKER_MAINTAIN, now, &wake_at);
+		enough &= start_workers(OBIX_WORKER_DISPATCH, now, &wake_at);
+		note_shortage(enough, now, &wake_at);
 
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 						 TimestampDifferenceMilliseconds(GetCurrentTimestamp(),

@@ -20,6 +20,7 @@
 
 #include "compat.h"
 #include "consumer.h"
+#include "handler.h"
 #include "insert.h"
 #include "obix.h"
 #include "outbox.h"
@@ -81,6 +82,7 @@ end_transaction(XactEvent event, void *arg)
 			pg_fallthrough;
 		case XACT_EVENT_PRE_COMMIT:
 			obix_publish_flush();
+			obix_handler_commits();
 			break;
 		case XACT_EVENT_COMMIT:
 		case XACT_EVENT_PREPARE:

@@ -89,6 +89,9 @@ obix_shmem_startup(void)
 		obix_shared->worker_lock = &(locks++)->lock;
 		obix_shared->turn_lock = &(locks++)->lock;
 		pg_atomic_init_u32(&obix_shared->undecided, 0);
+		pg_atomic_init_u32(&obix_shared->short_of_workers, 0);
+		pg_atomic_init_u32(&obix_shared->database_news, 0);
+		pg_atomic_init_u32(&obix_shared->lacks_standby, 0);
 
 		for (int i = 0; i < obix_max_outboxes; i++)
 		{

@@ -118,8 +118,9 @@ typedef struct ObixPosition
 typedef enum ObixWorkerKind
 {
 	OBIX_WORKER_MAINTAIN,		/* looks after outboxes; one in a database */
-	OBIX_WORKER_DISPATCH		/* serves consumers; as many as
+	OBIX_WORKER_DISPATCH,		/* serves consumers; as many as
 								 * obix.dispatch_workers */
+	OBIX_WORKER_KINDS
 } ObixWorkerKind;
 
 /*
@@ -150,6 +151,11 @@ typedef struct ObixShared
 	Latch	   *launcher;		/* NULL while there is none */
 	ObixWorker	workers[OBIX_MAX_WORKERS];
 	pg_atomic_uint32 undecided; /* entries whose undecided is not 0 */
+	pg_atomic_uint32 short_of_workers;	/* 1: others wait for a place */
+	pg_atomic_uint32 database_news; /* 1: the launcher should look at
+									 * pg_database; cleared before it does */
+	pg_atomic_uint32 lacks_standby; /* 1: the log knows that handlers are not
+									 * called for want of a standby */
 } ObixShared;
 
 extern ObixShared *obix_shared;

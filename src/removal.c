@@ -274,6 +274,8 @@ on_object_access(ObjectAccessType access, Oid class, Oid object, int subid,
 	if (next_object_access_hook)
 		next_object_access_hook(access, class, object, subid, arg);
 
+	if (class == DatabaseRelationId)
+		obix_xact_note_databases();
 	if (access != OAT_DROP || subid != 0)
 		return;
 	if (class == RelationRelationId)

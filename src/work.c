@@ -233,29 +233,57 @@ obix_set_busy(int place, bool busy)
 }
 
 /*
- * Take a place for a worker of a database.  Returns -1 if all are taken, or
- * the database has as many as it may.
+ * How many workers of databases may run at the same time: with the launcher half
+ * of max_worker_processes, for the rest is for parallel queries, replication and
+ * others, but one of each kind in any case.
  */
 int
-obix_reserve_worker(Oid database, ObixWorkerKind kind)
+obix_worker_room(void)
+{
+	return Max(2, max_worker_processes / 2 - 1);
+}
+
+/*
+ * Take a place for a worker of a database.  Returns -1 if all that it may have
+ * are taken, or the database has as many as it may.  One of each kind can always
+ * run: a place is left for the other kind.  first: the database has no other of
+ * this kind.
+ */
+int
+obix_reserve_worker(Oid database, ObixWorkerKind kind, bool *first)
 {
 	bool		dispatch = kind == OBIX_WORKER_DISPATCH;
 	int			from = dispatch ? OBIX_MAX_MAINTAINERS : 0;
 	int			to = dispatch ? OBIX_MAX_WORKERS : OBIX_MAX_MAINTAINERS;
 	int			allowed = dispatch ? obix_dispatch_workers : 1;
+	int			room = obix_worker_room();
+	int			room_of_kind = room - 1;
 	int			place = -1;
 
+	*first = true;
 	LWLockAcquire(obix_shared->worker_lock, LW_EXCLUSIVE);
-	for (int i = from; i < to; i++)
+	for (int i = 0; i < OBIX_MAX_WORKERS; i++)
 	{
 		ObixWorker *worker = &obix_shared->workers[i];
+		bool		same_kind = i >= from && i < to;
 
+		if (!OidIsValid(worker->database))
+		{
+			if (same_kind && place < 0)
+				place = i;
+			continue;
+		}
+		room--;
+		if (!same_kind)
+			continue;
+		room_of_kind--;
 		if (worker->database == database)
+		{
+			*first = false;
 			allowed--;
-		else if (place < 0 && !OidIsValid(worker->database))
-			place = i;
+		}
 	}
-	if (allowed <= 0)
+	if (allowed <= 0 || room <= 0 || room_of_kind <= 0)
 		place = -1;
 	if (place >= 0)
 	{
@@ -264,6 +292,47 @@ obix_reserve_worker(Oid database, ObixWorkerKind kind)
 	}
 	LWLockRelease(obix_shared->worker_lock);
 	return place;
+}
+
+/*
+ * Say whether databases need a worker that cannot have one.  Those that have
+ * nothing to do then leave.
+ */
+void
+obix_set_short_of_workers(bool is_short)
+{
+	if (pg_atomic_exchange_u32(&obix_shared->short_of_workers, is_short) == is_short ||
+		!is_short)
+		return;
+
+	LWLockAcquire(obix_shared->worker_lock, LW_SHARED);
+	for (int i = 0; i < OBIX_MAX_WORKERS; i++)
+	{
+		if (obix_shared->workers[i].latch != NULL)
+			SetLatch(obix_shared->workers[i].latch);
+	}
+	LWLockRelease(obix_shared->worker_lock);
+}
+
+bool
+obix_short_of_workers(void)
+{
+	return pg_atomic_read_u32(&obix_shared->short_of_workers) != 0;
+}
+
+/* Have the launcher look which databases there are.  Raises nothing. */
+void
+obix_tell_database_news(void)
+{
+	pg_atomic_write_u32(&obix_shared->database_news, 1);
+	obix_wake_launcher();
+}
+
+/* Are there news of databases?  What comes from now on is more of them. */
+bool
+obix_take_database_news(void)
+{
+	return pg_atomic_exchange_u32(&obix_shared->database_news, 0) != 0;
 }
 
 /*

@@ -34,6 +34,7 @@
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
+#include "compat.h"
 #include "consumer.h"
 #include "gapfill.h"
 #include "obix.h"
@@ -49,11 +50,15 @@
 /* With obix.notify on, the worker stays as long as DROP DATABASE bears */
 #define NOTIFY_LINGER_MS	4000
 
+/* While others wait for a place, a worker leaves after so long */
+#define SHARE_MS			250
+
 /* The channel of obix.notify */
 #define CHANNEL				"obix"
 
 int			obix_worker_place;	/* ours among ObixShared.workers */
 
+static TimestampTz begun_at;	/* when we came on duty */
 static bool on_duty = false;
 static char task_name[NAMEDATALEN]; /* the outbox of the last task */
 static MemoryContext task_context;	/* of one task */
@@ -69,10 +74,10 @@ leave_at_exit(int code, Datum arg)
 }
 
 /*
- * Timeouts and defaults that were set for people must not hit the worker.
+ * Timeouts and defaults that were set for people must not hit a worker.
  */
-static void
-set_own_values(void)
+void
+obix_set_own_values(void)
 {
 	static const char *const values[][2] = {
 		{"role", "none"},
@@ -80,12 +85,14 @@ set_own_values(void)
 		{"lock_timeout", "0"},
 		{"idle_in_transaction_session_timeout", "0"},
 		{"idle_session_timeout", "0"},
+#ifdef OBIX_HAS_TRANSACTION_TIMEOUT
+		{"transaction_timeout", "0"},
+#endif
 		{"default_transaction_read_only", "off"},
 		{"default_transaction_isolation", "read committed"},
 		{"default_transaction_deferrable", "off"},
 		{"session_replication_role", "origin"},
 		{"row_security", "on"},
-		{"synchronous_commit", "local"},
 		{"search_path", "pg_catalog, pg_temp"},
 		{"client_min_messages", "warning"},
 	};
@@ -218,6 +225,8 @@ run_task(ObixOutbox *outbox, Oid relid, void (*task) (Oid),
 		found = get_rel_name(relid);
 		strlcpy(task_name, found ? found : "?", NAMEDATALEN);
 		PushActiveSnapshot(GetTransactionSnapshot());
+		if (task != task_fill)
+			obix_xact_commit_locally();
 		nestlevel = NewGUCNestLevel();
 		obix_limit_lock_waits();
 		(void) obix_keep_extension();	/* if it is gone, the task sees that */
@@ -308,6 +317,7 @@ serve_outboxes(TimestampTz *retry_at)
 		TimestampTz when;
 		uint32		work;
 
+		QueryCancelPending = false;
 		CHECK_FOR_INTERRUPTS();
 		work = obix_due_work(outbox, GetCurrentTimestamp(), &database, &relid,
 							 &when);
@@ -367,19 +377,21 @@ list_outboxes(void)
 
 /*
  * Visit every outbox of this database.  One that cannot be attached to has
- * nowhere to keep its trouble, so that is only logged.
+ * nowhere to keep its trouble, so that is only logged.  Returns whether there
+ * was any.
  */
-static void
+static bool
 visit_outboxes(void)
 {
+	List	   *outboxes = obix_enabled ? list_outboxes() : NIL;
+	bool		any = outboxes != NIL;
 	ListCell   *cell;
 
-	if (!obix_enabled)
-		return;
-	foreach(cell, list_outboxes())
+	foreach(cell, outboxes)
 		(void) run_task(NULL, lfirst_oid(cell), visit_outbox,
 						OBIX_TROUBLE_PARTITIONS, 0);
 	MemoryContextReset(visit_context);
+	return any;
 }
 
 /* Before leaving: record for each outbox how far it is resolved. */
@@ -417,8 +429,9 @@ obix_begin_worker(Datum arg)
 	pqsignal(SIGTERM, die);
 	BackgroundWorkerUnblockSignals();
 	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
-	set_own_values();
+	obix_set_own_values();
 	obix_in_worker = true;
+	begun_at = GetCurrentTimestamp();
 	on_duty = obix_enter_worker(obix_worker_place, database);
 	if (!on_duty)
 		proc_exit(0);
@@ -432,12 +445,21 @@ bool
 obix_worker_interrupts(void)
 {
 	ResetLatch(MyLatch);
+	QueryCancelPending = false; /* there is nothing to be cancelled */
 	CHECK_FOR_INTERRUPTS();
 	if (!ConfigReloadPending)
 		return false;
 	ConfigReloadPending = false;
 	ProcessConfigFile(PGC_SIGHUP);
 	return true;
+}
+
+/* Has this worker, between tasks, to make way for those of other databases? */
+bool
+obix_worker_makes_way(void)
+{
+	return obix_short_of_workers() &&
+		TimestampDifferenceExceeds(begun_at, GetCurrentTimestamp(), SHARE_MS);
 }
 
 void
@@ -459,7 +481,7 @@ obix_end_worker(void)
 void
 obix_worker_main(Datum arg)
 {
-	TimestampTz last_busy;
+	TimestampTz last_busy = 0;
 
 	obix_begin_worker(arg);
 	task_context = AllocSetContextCreate(TopMemoryContext, "obix worker task",
@@ -467,8 +489,8 @@ obix_worker_main(Datum arg)
 	visit_context = AllocSetContextCreate(TopMemoryContext, "obix worker visit",
 										  ALLOCSET_SMALL_SIZES);
 
-	visit_outboxes();
-	last_busy = GetCurrentTimestamp();
+	if (visit_outboxes())
+		last_busy = GetCurrentTimestamp();
 	for (;;)
 	{
 		TimestampTz now;
@@ -480,6 +502,8 @@ obix_worker_main(Datum arg)
 			obix_request_everything(MyDatabaseId);
 		if (serve_outboxes(&retry_at))
 		{
+			if (obix_worker_makes_way())
+				break;
 			last_busy = GetCurrentTimestamp();
 			continue;
 		}
@@ -488,7 +512,7 @@ obix_worker_main(Datum arg)
 		leave_at = TimestampTzPlusMilliseconds(last_busy, obix_notify ?
 											   Max(obix_worker_linger, NOTIFY_LINGER_MS) :
 											   obix_worker_linger);
-		if (now >= leave_at)
+		if (now >= leave_at || obix_short_of_workers())
 			break;
 		if (retry_at == 0 || retry_at > leave_at)
 			retry_at = leave_at;

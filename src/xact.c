@@ -17,6 +17,8 @@
 
 #include "miscadmin.h"
 #include "replication/logicalworker.h"
+#include "replication/syncrep.h"
+#include "replication/walsender.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
@@ -88,6 +90,7 @@ static ObixFate *fates = NULL;
 static ObixTouch *touches = NULL;
 static int32 rebuild = 0;		/* waited for here, see turn.h */
 static bool ends_prepared = false;
+static bool database_news = false;
 
 static ObixXact *
 find_xact(Oid relid)
@@ -384,6 +387,42 @@ obix_xact_created(Oid relid)
 	add_fate(MyDatabaseId, relid, false);
 }
 
+/*
+ * Have this transaction wait for its flush here, whatever synchronous_commit
+ * says, and for no standby: it is only about how things are kept.
+ */
+void
+obix_xact_commit_locally(void)
+{
+	(void) set_config_option("synchronous_commit", "local", PGC_USERSET,
+							 PGC_S_SESSION, GUC_ACTION_LOCAL, true, 0, false);
+}
+
+/*
+ * Would this transaction, committed now, wait for a standby that is not there?
+ * Workers rather try again later than wait.
+ */
+bool
+obix_xact_lacks_standby(void)
+{
+	SyncRepStandbyData *standbys;
+	bool		lacks;
+
+	if (!SyncRepRequested() || SyncRepConfig == NULL ||
+		SyncRepConfig->num_sync <= 0)
+		return false;
+	lacks = SyncRepGetCandidateStandbys(&standbys) < SyncRepConfig->num_sync;
+	pfree(standbys);
+	return lacks;
+}
+
+/* A database is being created, altered or dropped. */
+void
+obix_xact_note_databases(void)
+{
+	database_news = true;
+}
+
 /* An outbox, or with InvalidOid a whole database, is being dropped. */
 void
 obix_xact_dropped(Oid database, Oid relid)
@@ -458,6 +497,9 @@ obix_xact_end(XactEvent event)
 	if (rebuild != 0 && event == XACT_EVENT_ABORT)
 		obix_turn_extend(rebuild, DT_NOBEGIN);
 	rebuild = 0;
+	if (database_news)
+		obix_tell_database_news();
+	database_news = false;
 
 	/*
 	 * The end of a prepared transaction calls no callback of its own.  It may

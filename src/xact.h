@@ -36,6 +36,9 @@ extern void obix_xact_ends_prepared(void);
 extern void obix_xact_check_prepare(void);
 extern void obix_xact_wait_for_rebuild(int32 id);
 extern void obix_xact_created(Oid relid);
+extern void obix_xact_commit_locally(void);
+extern bool obix_xact_lacks_standby(void);
+extern void obix_xact_note_databases(void);
 extern void obix_xact_dropped(Oid database, Oid relid);
 extern bool obix_xact_has_dropped(Oid relid);
 

@@ -256,7 +256,8 @@ sub woken
 	return $result;
 }
 
-# Start pgbench with scripts: { "name" or "name@weight" => text }.
+# Start pgbench with scripts: { "name" or "name@weight" => text }.  The database
+# can also be given as a connection string, to go by way of a pooler.
 sub start_pgbench
 {
 	my ($node, $db, $name, $options, $scripts) = @_;
@@ -281,7 +282,8 @@ sub start_pgbench
 	};
 	my @command = (
 		$node->installed_command('pgbench'), '-n', '-l', "--log-prefix=$run->{prefix}",
-		split(' ', $options), @files, $node->connstr($db));
+		split(' ', $options), @files,
+		$db =~ /=/ ? $db : $node->connstr($db));
 
 	$run->{handle} = IPC::Run::start(\@command, '<', \undef, '>',
 		\$run->{stdout}, '2>', \$run->{stderr},
@@ -325,10 +327,11 @@ sub max_latency
 	return $max / 1000;
 }
 
-# Start psql on a script, its output going to a file; it stops at an error.
+# Start psql on a script, its output going to a file; it stops at an error.  The
+# database is given as to start_pgbench.
 sub start_psql
 {
-	my ($node, $db, $name, $script) = @_;
+	my ($node, $db, $name, $script, %params) = @_;
 	my $path = $node->basedir . "/$name.sql";
 	my $run  = { name => $name, stdout => $node->basedir . "/$name.out", stderr => '' };
 
@@ -338,10 +341,11 @@ sub start_psql
 	$run->{handle} = IPC::Run::start(
 		[
 			$node->installed_command('psql'), '-XAtq', '-v', 'ON_ERROR_STOP=1',
-			'-d', $node->connstr($db), '-f', $path
+			'-d', $db =~ /=/ ? $db : $node->connstr($db), '-f', $path
 		],
 		'<', \undef, '>', $run->{stdout}, '2>', \$run->{stderr},
-		IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
+		IPC::Run::timeout(
+			$params{timeout} // $PostgreSQL::Test::Utils::timeout_default));
 	return $run;
 }
 

@@ -57,6 +57,7 @@ setup_consumers('app');
 # In a long handler
 #
 publish($node, 'app', 'o', 1);
+consumers_ok($node, 'app', 'true', 'lag_events = 0', 'consumers are served');
 $node->safe_psql('app', q{SELECT obix.publish('o', '"long"')});
 my $pid = sleeper('app');
 consumer_ok($node, 'app', 'quick', 'lag_events = 0', 'others do not wait for a long handler');
