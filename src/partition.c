@@ -514,11 +514,14 @@ obix_add_partitions(Oid parent, int64 lower, int64 width, int count,
 	Oid		   *leaves = palloc(count * sizeof(Oid));
 	Oid			namespace = get_rel_namespace(parent);
 	Relation	rel;
+	const char *name;
 	Oid			default_relid;
 	int64		start;
 	bool		shared;
 
+	/* unlocked, it may be dropped */
 	rel = table_open(parent, AccessShareLock);
+	name = pstrdup(RelationGetRelationName(rel));
 	default_relid = obix_default_leaf(rel);
 	table_close(rel, AccessShareLock);
 	if (OidIsValid(default_relid))
@@ -531,8 +534,7 @@ obix_add_partitions(Oid parent, int64 lower, int64 width, int count,
 
 		snprintf(label, sizeof(label), "p" INT64_FORMAT, start);
 		leaves[i] = obix_create_leaf(parent,
-									 obix_free_name(get_rel_name(parent),
-													namespace, label));
+									 obix_free_name(name, namespace, label));
 		start = range_end(start, width);
 		if (start == OBIX_NO_UPPER)
 			count = i + 1;
