@@ -339,6 +339,8 @@ obix_recover(Oid relid, bool by_hand)
 	ObixPosition position;
 	ObixIdentity saved;
 	Relation	parent;
+	const char *name;
+	Oid			namespace;
 	Oid			old_default;
 	Oid			new_default;
 	List	   *gaps;
@@ -360,13 +362,13 @@ obix_recover(Oid relid, bool by_hand)
 	/* all that can be done before locking anybody out */
 	obix_become_owner(parent, &saved);
 	old_default = obix_default_leaf(parent);
+	name = pstrdup(RelationGetRelationName(parent));
+	namespace = RelationGetNamespace(parent);
 	table_close(parent, AccessShareLock);
 	obix_give_way(old_default, AccessExclusiveLock);
 	obix_give_way(relid, AccessExclusiveLock);
 	new_default = obix_create_leaf(relid,
-								   obix_free_name(get_rel_name(relid),
-												  get_rel_namespace(relid),
-												  "default"));
+								   obix_free_name(name, namespace, "default"));
 
 	obix_lock_outbox(relid, AccessExclusiveLock);
 

@@ -84,12 +84,13 @@ poll_ok(
 	'postgres',
 	q{SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'obix dispatcher' AND wait_event_type = 'Lock'},
 	'a handler waits');
+no_workers($node);
 my $publisher = $node->background_psql('renamed');
 $publisher->query_safe(q{BEGIN; INSERT INTO o (payload) VALUES ('"gone"'); SELECT obix.publish('o', '"gone"')});
 $node->safe_psql('postgres', 'ALTER DATABASE renamed ALLOW_CONNECTIONS false');
 my $offset = log_offset($node);
 $node->safe_psql('postgres',
-	q{SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = 'renamed'}
+	q{SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = 'renamed' AND backend_type = 'client backend'}
 );
 poll_ok(
 	$node, 'postgres',
@@ -113,13 +114,15 @@ poll_ok($node, 'renamed',
 poll_ok($node, 'renamed', q{SELECT count(*) = max(sequence) FROM o}, 'holes included');
 
 # Invalid, as an interrupted DROP DATABASE leaves it (from 15.4 on).
+no_workers($node);
+no_dispatchers($node);
 $publisher = $node->background_psql('renamed');
 $publisher->query_safe(q{BEGIN; INSERT INTO o (payload) VALUES ('"gone"')});
 $offset = log_offset($node);
 $node->safe_psql('postgres',
 	q{UPDATE pg_database SET datconnlimit = -2 WHERE datname = 'renamed'});
 $node->safe_psql('postgres',
-	q{SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = 'renamed'}
+	q{SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = 'renamed' AND backend_type = 'client backend'}
 );
 eval { $publisher->quit };
 foreach my $round (1 .. 3)
@@ -193,7 +196,7 @@ like(
 	slurp_file($node->logfile, $offset),
 	qr/DETAIL:  Workers of obix take up to half of max_worker_processes, 4 of 8, and take turns.*HINT:  Consider raising max_worker_processes/s,
 	'with a hint');
-is($node->safe_psql('postgres', $waiting), 't', 'handlers still wait');
+is($node->safe_psql('postgres', $waiting), 't', 'the handlers still wait');
 $_->quit foreach (@holders);
 consumer_ok($node, 'busy3', 'c', 'lag_events = 0', 'then the third has its turn');
 
