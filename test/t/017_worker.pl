@@ -12,7 +12,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 # Fewer slots for background workers than there will be databases with work.
-my $node = new_node('main', conf => "max_worker_processes = 4\nobix.worker_linger = '100 ms'\n");
+my $node = new_node('main', conf => "max_worker_processes = 8\nobix.worker_linger = '100 ms'\n");
 
 setup_database($node, 'postgres');
 
