@@ -19,6 +19,7 @@
 #include "replication/logicalworker.h"
 #include "replication/syncrep.h"
 #include "replication/walsender.h"
+#include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
