@@ -4,7 +4,8 @@ EXTENSION = obix
 MODULE_big = obix
 DATA = $(wildcard sql/obix--*.sql)
 OBJS = $(patsubst %.c,%.o,$(sort $(wildcard src/*.c)))
-PG_CPPFLAGS = -I$(srcdir)/src
+OBIX_VERSION = $(shell sed -n "s/^default_version = '\(.*\)'$$/\1/p" obix.control)
+PG_CPPFLAGS = -I$(srcdir)/src -DOBIX_VERSION='"$(OBIX_VERSION)"'
 PG_CFLAGS = -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Wno-missing-field-initializers -Wno-cast-function-type
 
 # installcheck wants a server that has test/obix.conf's settings; the TAP tests
@@ -26,4 +27,4 @@ PGXS := $(shell $(PG_CONFIG) --pgxs)
 include $(PGXS)
 
 # there is no tracking of who includes what
-$(OBJS): $(wildcard src/*.h)
+$(OBJS): $(wildcard src/*.h) obix.control Makefile

@@ -51,8 +51,9 @@
 #endif
 #endif
 
-/* PG18: more arguments, of which obix needs none */
+/* PG18: name and version of a module; more arguments, of which obix needs none */
 #if PG_VERSION_NUM < 180000
+#define PG_MODULE_MAGIC_EXT(...)	PG_MODULE_MAGIC
 #define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys, flags) \
 	index_beginscan(heap, index, snapshot, nkeys, norderbys)
 #define heap_form_minimal_tuple(desc, values, isnull, extra) \

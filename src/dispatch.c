@@ -769,6 +769,7 @@ obix_dispatcher_main(Datum arg)
 		TimestampTz now;
 
 		(void) obix_worker_interrupts();
+		obix_leave_if_outdated();
 		if (obix_dispatch_workers == 0)
 			break;
 		if (serve_next(&due_at, &worked))

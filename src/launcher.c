@@ -73,6 +73,8 @@ typedef struct ObixDatabase
 	bool		open;			/* one can connect to it */
 	bool		ordinary;		/* and it is no template */
 	bool		visit;			/* its outboxes have yet to be looked at */
+	bool		outdated;		/* the extension has another version than the
+								 * library: a visit may find that changed */
 	ObixNeed	need[OBIX_WORKER_KINDS];	/* now */
 	TimestampTz started_at[OBIX_WORKER_KINDS];	/* the last worker */
 	int			failures;		/* of workers, since one was done */
@@ -216,13 +218,13 @@ start_worker(ObixDatabase *database, ObixWorkerKind kind, TimestampTz now)
 	bool		dispatch = kind == OBIX_WORKER_DISPATCH;
 	BackgroundWorker worker = {0};
 	int			place;
-	bool		entered;
 	bool		first;
+	ObixWorker	was;
 
 	place = obix_reserve_worker(database->oid, kind, &first);
 	if (place >= 0 && (now < no_worker_until || !still_open(database)))
 	{
-		(void) obix_free_worker(place, &entered);
+		obix_free_worker(place, &was);
 		place = -1;
 	}
 	if (place < 0)
@@ -245,7 +247,7 @@ start_worker(ObixDatabase *database, ObixWorkerKind kind, TimestampTz now)
 	MemoryContextSwitchTo(TopMemoryContext);
 	if (!RegisterDynamicBackgroundWorker(&worker, &started[place].handle))
 	{
-		(void) obix_free_worker(place, &entered);
+		obix_free_worker(place, &was);
 		started[place].handle = NULL;
 		if (no_worker_logged == 0 ||
 			TimestampDifferenceExceeds(no_worker_logged, now, MAX_DELAY_MS))
@@ -265,6 +267,55 @@ start_worker(ObixDatabase *database, ObixWorkerKind kind, TimestampTz now)
 	return START_DONE;
 }
 
+/*
+ * Have the databases visited for which that was requested.  Where the extension
+ * had another version than the library, that may have changed.
+ */
+static void
+take_visits(TimestampTz now)
+{
+	Oid			requests[OBIX_MAX_REQUESTS];
+	int			count = obix_take_visits(requests);
+	bool		all = count > OBIX_MAX_REQUESTS;
+
+	if (count == 0)
+		return;
+	read_databases(now);		/* one may be new */
+	for (int i = 0; i < ndatabases; i++)
+	{
+		ObixDatabase *database = &databases[i];
+		bool		requested = all && database->ordinary;
+
+		for (int n = 0; n < count && !all; n++)
+			requested |= requests[n] == database->oid;
+		if (!requested)
+			continue;
+		database->visit = database->open;
+		database->outdated = false;
+	}
+}
+
+/*
+ * A worker has left because the extension has another version than the library.
+ * If the extension was changed after it had looked, the request to visit may have
+ * been taken before.  Only those who maintain tell the log, so if it was another,
+ * that is left to a visit.
+ */
+static void
+note_outdated(ObixDatabase *database, bool told, uint32 looked_at)
+{
+	if (looked_at != pg_atomic_read_u32(&obix_shared->extension_changes))
+	{
+		database->visit = database->open;
+		return;
+	}
+	if (told)
+		database->visit = false;
+	else if (!database->outdated)
+		database->visit = database->open;
+	database->outdated = true;
+}
+
 /* Free the places of workers that have stopped. */
 static void
 reap_workers(TimestampTz now)
@@ -273,28 +324,29 @@ reap_workers(TimestampTz now)
 	{
 		ObixDatabase *database;
 		pid_t		pid;
-		bool		entered;
-		bool		done;
+		ObixWorker	was;
 
 		if (started[i].handle == NULL)
 		{
 			/* started by an earlier launcher, if by any */
 			if (OidIsValid(obix_worker_database(i)) && !obix_worker_on_duty(i))
-				(void) obix_free_worker(i, &entered);
+				obix_free_worker(i, &was);
 			continue;
 		}
 		if (GetBackgroundWorkerPid(started[i].handle, &pid) != BGWH_STOPPED)
 			continue;
 		pfree(started[i].handle);
 		started[i].handle = NULL;
-		done = obix_free_worker(i, &entered);
+		obix_free_worker(i, &was);
 		database = find_database(started[i].database);
 		if (database == NULL)
 			continue;
-		if (done)
+		if (was.done)
 		{
 			database->failures = 0;
 			database->retry_at = 0;
+			if (was.outdated)
+				note_outdated(database, i < OBIX_MAX_MAINTAINERS, was.looked_at);
 			continue;
 		}
 
@@ -302,7 +354,7 @@ reap_workers(TimestampTz now)
 		 * A handler may end the process that calls it.  That counts as an
 		 * attempt of its consumer, and is no reason to have others wait.
 		 */
-		if (i >= OBIX_MAX_MAINTAINERS && entered)
+		if (i >= OBIX_MAX_MAINTAINERS && was.entered)
 			continue;
 
 		/* it may have taken work that it has not done: look at everything */
@@ -337,7 +389,7 @@ note_need(Oid oid, ObixWorkerKind kind)
 {
 	ObixDatabase *database = find_database(oid);
 
-	if (database != NULL && database->open)
+	if (database != NULL && database->open && !database->outdated)
 		database->need[kind] = NEED_WORK;
 }
 
@@ -496,6 +548,7 @@ obix_launcher_main(Datum arg)
 		if (obix_worker_interrupts())
 			premake_at = now;	/* what was switched on has work to do */
 
+		take_visits(now);
 		reap_workers(now);
 		if (obix_take_database_news())
 			read_databases(TimestampTzPlusMilliseconds(now, NEW_DATABASE_MS));

@@ -12,8 +12,11 @@
 #include <limits.h>
 
 #include "access/xact.h"
+#include "catalog/pg_database.h"
+#include "commands/dbcommands.h"
 #include "fmgr.h"
 #include "miscadmin.h"
+#include "nodes/parsenodes.h"
 #include "storage/ipc.h"
 #include "tcop/utility.h"
 #include "utils/guc.h"
@@ -29,10 +32,11 @@
 #include "registry.h"
 #include "relation.h"
 #include "removal.h"
+#include "work.h"
 #include "worker.h"
 #include "xact.h"
 
-PG_MODULE_MAGIC;
+PG_MODULE_MAGIC_EXT(.name = "obix",.version = OBIX_VERSION);
 
 void		_PG_init(void);
 
@@ -111,8 +115,30 @@ end_subtransaction(SubXactEvent event, SubTransactionId mine,
 	}
 }
 
+/* The database whose setting obix.enabled a statement may change, if any. */
+static Oid
+may_be_enabled(Node *statement)
+{
+	AlterDatabaseSetStmt *alter = (AlterDatabaseSetStmt *) statement;
+
+	if (!IsA(statement, AlterDatabaseSetStmt) ||
+		(alter->setstmt->kind != VAR_RESET_ALL &&
+		 pg_strcasecmp(alter->setstmt->name, "obix.enabled") != 0))
+		return InvalidOid;
+	return get_database_oid(alter->dbname, true);
+}
+
+/* Is this a step of restoring a dump that completes an outbox? */
+static bool
+restores_guard(Node *statement, ProcessUtilityContext context)
+{
+	return context == PROCESS_UTILITY_TOPLEVEL && IsA(statement, CreateTrigStmt) &&
+		strcmp(((CreateTrigStmt *) statement)->trigname, OBIX_GUARD_NAME) == 0;
+}
+
 /*
- * ProcessUtility_hook: see who ends a prepared transaction.
+ * ProcessUtility_hook: see who ends a prepared transaction, and after what
+ * statements there may be work of which shared memory does not know.
  */
 static void
 process_utility(PlannedStmt *statement, const char *source, bool read_only,
@@ -120,9 +146,15 @@ process_utility(PlannedStmt *statement, const char *source, bool read_only,
 				QueryEnvironment *environment, DestReceiver *receiver,
 				QueryCompletion *completion)
 {
-	if (IsA(statement->utilityStmt, TransactionStmt))
+	Node	   *node = statement->utilityStmt;
+
+	/* the statement may not outlive its execution */
+	Oid			enabled = may_be_enabled(node);
+	bool		restores = restores_guard(node, context);
+
+	if (IsA(node, TransactionStmt))
 	{
-		TransactionStmtKind kind = ((TransactionStmt *) statement->utilityStmt)->kind;
+		TransactionStmtKind kind = ((TransactionStmt *) node)->kind;
 
 		if (kind == TRANS_STMT_COMMIT_PREPARED ||
 			kind == TRANS_STMT_ROLLBACK_PREPARED)
@@ -134,6 +166,10 @@ process_utility(PlannedStmt *statement, const char *source, bool read_only,
 	else
 		standard_ProcessUtility(statement, source, read_only, context, params,
 								environment, receiver, completion);
+	if (OidIsValid(enabled))
+		obix_xact_visit(enabled);
+	if (restores)
+		obix_visit_at_exit();
 }
 
 static void

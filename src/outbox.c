@@ -92,6 +92,7 @@ obix_shmem_startup(void)
 		pg_atomic_init_u32(&obix_shared->short_of_workers, 0);
 		pg_atomic_init_u32(&obix_shared->database_news, 0);
 		pg_atomic_init_u32(&obix_shared->lacks_standby, 0);
+		pg_atomic_init_u32(&obix_shared->extension_changes, 0);
 
 		for (int i = 0; i < obix_max_outboxes; i++)
 		{

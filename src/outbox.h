@@ -135,6 +135,8 @@ typedef struct ObixWorker
 	bool		busy;			/* a dispatcher that serves a consumer */
 	bool		entered;		/* it has been on duty */
 	bool		done;			/* it left of its own accord */
+	bool		outdated;		/* because of the extension's version */
+	uint32		looked_at;		/* extension_changes before it read that */
 } ObixWorker;
 
 /* Places for those who maintain come first, then those for dispatchers */
@@ -142,20 +144,27 @@ typedef struct ObixWorker
 #define OBIX_MAX_DISPATCHERS	24
 #define OBIX_MAX_WORKERS	(OBIX_MAX_MAINTAINERS + OBIX_MAX_DISPATCHERS)
 
+/* Databases to be visited that the launcher is told at a time; else it visits all */
+#define OBIX_MAX_REQUESTS	16
+
 /* What all outboxes share */
 typedef struct ObixShared
 {
 	LWLock	   *lock;			/* protects which entries are in use */
-	LWLock	   *worker_lock;	/* protects launcher and workers */
+	LWLock	   *worker_lock;	/* protects launcher, workers and visits */
 	LWLock	   *turn_lock;		/* protects consumers, see turn.h */
 	Latch	   *launcher;		/* NULL while there is none */
 	ObixWorker	workers[OBIX_MAX_WORKERS];
+	int			visits;			/* requested, may exceed the array */
+	Oid			visit[OBIX_MAX_REQUESTS];
 	pg_atomic_uint32 undecided; /* entries whose undecided is not 0 */
 	pg_atomic_uint32 short_of_workers;	/* 1: others wait for a place */
 	pg_atomic_uint32 database_news; /* 1: the launcher should look at
 									 * pg_database; cleared before it does */
 	pg_atomic_uint32 lacks_standby; /* 1: the log knows that handlers are not
 									 * called for want of a standby */
+	pg_atomic_uint32 extension_changes; /* times that the extension was
+										 * created or updated in some database */
 } ObixShared;
 
 extern ObixShared *obix_shared;

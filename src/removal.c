@@ -29,7 +29,9 @@
 #include "catalog/partition.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_database.h"
+#include "catalog/pg_extension.h"
 #include "catalog/pg_trigger.h"
+#include "commands/extension.h"
 #include "commands/trigger.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
@@ -264,6 +266,19 @@ table_dropped(Oid relid)
 	obix_xact_dropped(MyDatabaseId, relid);
 }
 
+/* An extension was created or altered: is it ours? */
+static void
+extension_changed(ObjectAccessType access, Oid extension)
+{
+	char	   *name;
+
+	if (access != OAT_POST_CREATE && access != OAT_POST_ALTER)
+		return;
+	name = get_extension_name(extension);	/* NULL: not visible yet */
+	if (name == NULL || strcmp(name, "obix") == 0)
+		obix_xact_changes_extension(access == OAT_POST_ALTER);
+}
+
 /*
  * object_access_hook
  */
@@ -276,6 +291,8 @@ on_object_access(ObjectAccessType access, Oid class, Oid object, int subid,
 
 	if (class == DatabaseRelationId)
 		obix_xact_note_databases();
+	if (class == ExtensionRelationId)
+		extension_changed(access, object);
 	if (access != OAT_DROP || subid != 0)
 		return;
 	if (class == RelationRelationId)

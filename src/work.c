@@ -15,6 +15,7 @@
 
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
+#include "storage/ipc.h"
 #include "storage/proc.h"
 #include "utils/timestamp.h"
 
@@ -107,6 +108,68 @@ obix_wake_launcher(void)
 	if (obix_shared->launcher != NULL)
 		SetLatch(obix_shared->launcher);
 	LWLockRelease(obix_shared->worker_lock);
+}
+
+/*
+ * Have a worker look after all outboxes of a database, also those that shared
+ * memory does not know.  Raises nothing.
+ */
+void
+obix_request_visit(Oid database)
+{
+	LWLockAcquire(obix_shared->worker_lock, LW_EXCLUSIVE);
+	if (obix_shared->visits < OBIX_MAX_REQUESTS)
+		obix_shared->visit[obix_shared->visits] = database;
+	obix_shared->visits = Min(obix_shared->visits, OBIX_MAX_REQUESTS) + 1;
+	if (obix_shared->launcher != NULL)
+		SetLatch(obix_shared->launcher);
+	LWLockRelease(obix_shared->worker_lock);
+}
+
+static void
+visit_my_database(int code, Datum arg)
+{
+	obix_request_visit(MyDatabaseId);
+}
+
+/*
+ * This session seems to restore a dump.  When it ends, the restore is over:
+ * nobody else may come to know of the outboxes, and of what their consumers have
+ * still to be given.
+ */
+void
+obix_visit_at_exit(void)
+{
+	static bool registered = false;
+
+	if (!registered)
+		before_shmem_exit(visit_my_database, (Datum) 0);
+	registered = true;
+}
+
+/*
+ * Take the requested visits: how many, and of which databases.  More than
+ * OBIX_MAX_REQUESTS stands for all databases.
+ */
+int
+obix_take_visits(Oid *databases)
+{
+	int			count;
+
+	LWLockAcquire(obix_shared->worker_lock, LW_EXCLUSIVE);
+	count = obix_shared->visits;
+	memcpy(databases, obix_shared->visit, sizeof(obix_shared->visit));
+	obix_shared->visits = 0;
+	LWLockRelease(obix_shared->worker_lock);
+	return count;
+}
+
+/* The extension of this database was created or updated.  Raises nothing. */
+void
+obix_extension_changed(void)
+{
+	pg_atomic_fetch_add_u32(&obix_shared->extension_changes, 1);
+	obix_request_visit(MyDatabaseId);
 }
 
 /* The work that is delayed by each kind of trouble */
@@ -335,22 +398,16 @@ obix_take_database_news(void)
 	return pg_atomic_exchange_u32(&obix_shared->database_news, 0) != 0;
 }
 
-/*
- * Free the place of a worker that has stopped; returns whether it was done.
- * entered: whether it ever came on duty.
- */
-bool
-obix_free_worker(int place, bool *entered)
+/* Free the place of a worker that has stopped; was: how it stood there. */
+void
+obix_free_worker(int place, ObixWorker *was)
 {
 	ObixWorker *worker = &obix_shared->workers[place];
-	bool		done;
 
 	LWLockAcquire(obix_shared->worker_lock, LW_EXCLUSIVE);
-	done = worker->done;
-	*entered = worker->entered;
+	*was = *worker;
 	memset(worker, 0, sizeof(ObixWorker));
 	LWLockRelease(obix_shared->worker_lock);
-	return done;
 }
 
 bool
@@ -396,6 +453,16 @@ obix_enter_worker(int place, Oid database)
 	}
 	LWLockRelease(obix_shared->worker_lock);
 	return kept;
+}
+
+/* A worker is about to leave because of the extension's version. */
+void
+obix_mark_outdated(int place, uint32 looked_at)
+{
+	LWLockAcquire(obix_shared->worker_lock, LW_EXCLUSIVE);
+	obix_shared->workers[place].outdated = true;
+	obix_shared->workers[place].looked_at = looked_at;
+	LWLockRelease(obix_shared->worker_lock);
 }
 
 /* A worker goes off duty: from now on the launcher is woken in its stead. */

@@ -18,6 +18,7 @@
 #include "access/table.h"
 #include "access/xact.h"
 #include "commands/async.h"
+#include "commands/dbcommands.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
@@ -43,6 +44,7 @@
 #include "registry.h"
 #include "relation.h"
 #include "turn.h"
+#include "version.h"
 #include "work.h"
 #include "worker.h"
 #include "xact.h"
@@ -60,6 +62,8 @@ int			obix_worker_place;	/* ours among ObixShared.workers */
 
 static TimestampTz begun_at;	/* when we came on duty */
 static bool on_duty = false;
+static bool version_checked = false;
+static uint32 checked_changes;	/* extension_changes at the last check */
 static char task_name[NAMEDATALEN]; /* the outbox of the last task */
 static MemoryContext task_context;	/* of one task */
 static MemoryContext visit_context; /* of the list of outboxes */
@@ -415,6 +419,53 @@ resolve_outboxes(void)
  * What all workers of databases have in common
  */
 
+/* Leave; from now on the launcher is woken. */
+void
+obix_end_worker(void)
+{
+	obix_leave_worker(obix_worker_place, true);
+	on_duty = false;
+	proc_exit(0);
+}
+
+/*
+ * Leave if the extension has another version here than the library.  The
+ * launcher then starts no worker in this database until that has changed.  One
+ * kind of worker tells the log.
+ */
+void
+obix_leave_if_outdated(void)
+{
+	uint32		changes = pg_atomic_read_u32(&obix_shared->extension_changes);
+	char	   *version;
+
+	if (version_checked && changes == checked_changes)
+		return;
+	version_checked = true;
+	checked_changes = changes;
+	pg_memory_barrier();		/* read before what it says something about */
+
+	StartTransactionCommand();
+	version = obix_extension_version();
+	if (version == NULL || strcmp(version, OBIX_VERSION) == 0)
+	{
+		CommitTransactionCommand();
+		return;
+	}
+	if (obix_worker_place < OBIX_MAX_MAINTAINERS)
+		ereport(LOG,
+				(errmsg("no worker of obix acts in database \"%s\" for now",
+						get_database_name(MyDatabaseId)),
+				 errdetail("The extension has version %s there, and the library version %s.",
+						   version, OBIX_VERSION),
+				 obix_is_before_library(version) ?
+				 errhint("Run ALTER EXTENSION obix UPDATE in that database.") :
+				 errhint("Install that version of the library, and restart the server.")));
+	CommitTransactionCommand();
+	obix_mark_outdated(obix_worker_place, changes);
+	obix_end_worker();
+}
+
 /* Connect to the database, and report for duty; does not return otherwise. */
 void
 obix_begin_worker(Datum arg)
@@ -435,6 +486,7 @@ obix_begin_worker(Datum arg)
 	on_duty = obix_enter_worker(obix_worker_place, database);
 	if (!on_duty)
 		proc_exit(0);
+	obix_leave_if_outdated();
 }
 
 /*
@@ -469,15 +521,6 @@ obix_worker_sleep(long ms, int events)
 					 obix_wait_event(OBIX_WAIT_WORKER));
 }
 
-/* Leave; from now on the launcher is woken. */
-void
-obix_end_worker(void)
-{
-	obix_leave_worker(obix_worker_place, true);
-	on_duty = false;
-	proc_exit(0);
-}
-
 void
 obix_worker_main(Datum arg)
 {
@@ -500,6 +543,7 @@ obix_worker_main(Datum arg)
 		/* the launcher may have asked before we knew what is switched on */
 		if (obix_worker_interrupts())
 			obix_request_everything(MyDatabaseId);
+		obix_leave_if_outdated();
 		if (serve_outboxes(&retry_at))
 		{
 			if (obix_worker_makes_way())

@@ -17,6 +17,7 @@ extern int	obix_worker_place;
 extern void obix_set_own_values(void);
 extern void obix_begin_worker(Datum arg);
 extern bool obix_worker_interrupts(void);
+extern void obix_leave_if_outdated(void);
 extern bool obix_worker_makes_way(void);
 extern void obix_worker_sleep(long ms, int events);
 extern void obix_end_worker(void);

@@ -92,6 +92,9 @@ static ObixTouch *touches = NULL;
 static int32 rebuild = 0;		/* waited for here, see turn.h */
 static bool ends_prepared = false;
 static bool database_news = false;
+static bool changes_extension = false;	/* or creates some extension */
+static bool updates_extension = false;
+static List *visits = NIL;		/* of databases, to be requested at commit */
 
 static ObixXact *
 find_xact(Oid relid)
@@ -351,6 +354,18 @@ obix_xact_check_prepare(void)
 				 errmsg("cannot PREPARE a transaction that has changed a consumer"),
 				 errdetail("It has created, altered, moved or dropped one, or let one go on."),
 				 errhint("Do that in a transaction of its own; obix.fetch, obix.ack and obix.fail can be prepared.")));
+	if (updates_extension)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("cannot PREPARE a transaction that has altered the extension \"obix\"")));
+}
+
+/* This transaction creates, or with update alters, the extension. */
+void
+obix_xact_changes_extension(bool update)
+{
+	changes_extension = true;
+	updates_extension |= update;
 }
 
 /* This transaction may end a prepared one. */
@@ -358,6 +373,16 @@ void
 obix_xact_ends_prepared(void)
 {
 	ends_prepared = true;
+}
+
+/* Once this transaction has committed, a database is to be visited. */
+void
+obix_xact_visit(Oid database)
+{
+	MemoryContext old = MemoryContextSwitchTo(TopTransactionContext);
+
+	visits = lappend_oid(visits, database);
+	MemoryContextSwitchTo(old);
 }
 
 /* Should this transaction fail, a rebuild is not to go on. */
@@ -501,6 +526,13 @@ obix_xact_end(XactEvent event)
 	if (database_news)
 		obix_tell_database_news();
 	database_news = false;
+
+	if (changes_extension && commit)
+		obix_extension_changed();
+	changes_extension = updates_extension = false;
+	for (int i = 0; i < list_length(visits) && commit; i++)
+		obix_request_visit(list_nth_oid(visits, i));
+	visits = NIL;
 
 	/*
 	 * The end of a prepared transaction calls no callback of its own.  It may

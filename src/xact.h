@@ -33,6 +33,8 @@ extern void obix_xact_touch_consumer(int32 id);
 extern void obix_xact_created_consumer(int32 id);
 extern void obix_xact_dropped_consumer(int32 id);
 extern void obix_xact_ends_prepared(void);
+extern void obix_xact_changes_extension(bool update);
+extern void obix_xact_visit(Oid database);
 extern void obix_xact_check_prepare(void);
 extern void obix_xact_wait_for_rebuild(int32 id);
 extern void obix_xact_created(Oid relid);
