@@ -24,6 +24,7 @@
 #include "utils/guc.h"
 #include "utils/lsyscache.h"
 #include "utils/regproc.h"
+#include "utils/snapmgr.h"
 #include "utils/varlena.h"
 
 #include "bounds.h"
@@ -39,7 +40,11 @@
 /* Partitions to keep ready, at most; also in the SQL script */
 #define MAX_PREMAKE		10000
 
+/* Sequences in a partition; also in the SQL script */
+#define DEFAULT_WIDTH	INT64CONST(2000000)
+
 PG_FUNCTION_INFO_V1(obix_create_outbox);
+PG_FUNCTION_INFO_V1(obix_adopt_outbox);
 PG_FUNCTION_INFO_V1(obix_alter_outbox);
 PG_FUNCTION_INFO_V1(obix_drop_outbox);
 
@@ -182,6 +187,77 @@ is_subscribed(Relation parent, bool *copied)
 			return true;
 	} while (obix_next_leaf(parent, &leaf));
 	return false;
+}
+
+/*
+ * obix.adopt_outbox(outbox, partition_width, premake): register a table that was
+ * an outbox where it was dumped.
+ *
+ * What lies below its oldest row was removed there.  The holes above are those
+ * of transactions that the dump does not have, so they will be filled.
+ */
+Datum
+obix_adopt_outbox(PG_FUNCTION_ARGS)
+{
+	Oid			relid;
+	Relation	parent;
+	ObixRelation *known;
+	ObixRegistryRow row;
+	ObixLeaf	leaf;
+	SnapshotData dirty;
+	int64		width = DEFAULT_WIDTH;
+	int64		end;
+	int64		oldest;
+
+	obix_check_enabled("obix.adopt_outbox()");
+	if (PG_ARGISNULL(0) || PG_ARGISNULL(2))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("%s must not be null", PG_ARGISNULL(0) ? "outbox" : "premake")));
+	relid = PG_GETARG_OID(0);
+	check_premake(PG_GETARG_INT32(2));
+	parent = try_table_open(relid, ShareRowExclusiveLock);
+	if (parent == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("table with OID %u does not exist", relid)));
+	obix_check_owner(relid);
+	if (parent->rd_rel->relkind != RELKIND_PARTITIONED_TABLE ||
+		!obix_has_guard(parent))
+		ereport(ERROR,
+				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
+				 errmsg("table \"%s\" has never been an outbox",
+						RelationGetRelationName(parent)),
+				 errhint("Use obix.create_outbox to create an outbox.")));
+	if (obix_registry_find(relid, &row))
+		ereport(ERROR,
+				(errcode(ERRCODE_DUPLICATE_OBJECT),
+				 errmsg("\"%s\" is an outbox already",
+						RelationGetRelationName(parent))));
+	obix_check_columns(parent);
+	obix_check_ready(parent);
+
+	end = obix_partitions_end(parent);
+	if (!PG_ARGISNULL(1))
+		width = PG_GETARG_INT64(1);
+	else if (end > 0)
+	{
+		obix_find_leaf(parent, end - 1, &leaf);
+		width = end - leaf.lower;
+	}
+	check_width(width);
+	obix_registry_insert(relid, width, PG_GETARG_INT32(2));
+	InitDirtySnapshot(dirty);
+	if (obix_oldest_row(parent, &dirty, 1, &oldest) && oldest > 1)
+		(void) obix_raise_resolved(relid, oldest - 1, true);
+	table_close(parent, NoLock);
+
+	parent = obix_open(relid, AccessShareLock, &known);
+	(void) obix_xact(parent, obix_attach(parent, known));
+	obix_xact_created(relid);
+	obix_xact_request_work(relid, OBIX_WORK_PREMAKE | OBIX_WORK_FILL | OBIX_WORK_RECOVER);
+	table_close(parent, NoLock);
+	PG_RETURN_VOID();
 }
 
 /*

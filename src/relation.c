@@ -177,6 +177,7 @@ obix_open(Oid relid, LOCKMODE lockmode, ObixRelation **known)
 {
 	Relation	parent = obix_try_open(relid, lockmode, known);
 	char	   *name;
+	bool		restored;
 
 	if (parent != NULL)
 		return parent;
@@ -185,10 +186,15 @@ obix_open(Oid relid, LOCKMODE lockmode, ObixRelation **known)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_TABLE),
 				 errmsg("outbox with OID %u does not exist", relid)));
+	parent = try_table_open(relid, lockmode);
+	restored = parent != NULL && !parent->rd_rel->relispartition &&
+		obix_has_guard(parent);
 	ereport(ERROR,
 			(errcode(ERRCODE_WRONG_OBJECT_TYPE),
 			 errmsg("\"%s\" is not an outbox", name),
 			 errdetail("The table obix.outbox of this database does not list it."),
+			 restored ?
+			 errhint("Use obix.adopt_outbox if it was restored without its row there.") :
 			 errhint("Use obix.create_outbox to create an outbox.")));
 	return NULL;				/* keep compiler quiet */
 }
@@ -319,6 +325,21 @@ obix_attach(Relation parent, ObixRelation *known)
 					   obix_max_outboxes),
 			 errhint("Raise obix.max_outboxes and restart the server.")));
 	return NULL;				/* keep compiler quiet */
+}
+
+/* Has a table the trigger of an outbox, enabled or not? */
+bool
+obix_has_guard(Relation parent)
+{
+	Oid			guard = obix_guard_oid();
+	TriggerDesc *triggers = parent->trigdesc;
+
+	for (int i = 0; triggers != NULL && i < triggers->numtriggers; i++)
+	{
+		if (triggers->triggers[i].tgfoid == guard)
+			return true;
+	}
+	return false;
 }
 
 /*
