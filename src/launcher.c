@@ -219,12 +219,11 @@ start_worker(ObixDatabase *database, ObixWorkerKind kind, TimestampTz now)
 	BackgroundWorker worker = {0};
 	int			place;
 	bool		first;
-	ObixWorker	was;
 
 	place = obix_reserve_worker(database->oid, kind, &first);
 	if (place >= 0 && (now < no_worker_until || !still_open(database)))
 	{
-		obix_free_worker(place, &was);
+		obix_free_worker(place, NULL);
 		place = -1;
 	}
 	if (place < 0)
@@ -247,7 +246,7 @@ start_worker(ObixDatabase *database, ObixWorkerKind kind, TimestampTz now)
 	MemoryContextSwitchTo(TopMemoryContext);
 	if (!RegisterDynamicBackgroundWorker(&worker, &started[place].handle))
 	{
-		obix_free_worker(place, &was);
+		obix_free_worker(place, NULL);
 		started[place].handle = NULL;
 		if (no_worker_logged == 0 ||
 			TimestampDifferenceExceeds(no_worker_logged, now, MAX_DELAY_MS))
@@ -330,7 +329,7 @@ reap_workers(TimestampTz now)
 		{
 			/* started by an earlier launcher, if by any */
 			if (OidIsValid(obix_worker_database(i)) && !obix_worker_on_duty(i))
-				obix_free_worker(i, &was);
+				obix_free_worker(i, NULL);
 			continue;
 		}
 		if (GetBackgroundWorkerPid(started[i].handle, &pid) != BGWH_STOPPED)

@@ -398,14 +398,15 @@ obix_take_database_news(void)
 	return pg_atomic_exchange_u32(&obix_shared->database_news, 0) != 0;
 }
 
-/* Free the place of a worker that has stopped; was: how it stood there. */
+/* Free the place of a worker; was, if given: how it stood there. */
 void
 obix_free_worker(int place, ObixWorker *was)
 {
 	ObixWorker *worker = &obix_shared->workers[place];
 
 	LWLockAcquire(obix_shared->worker_lock, LW_EXCLUSIVE);
-	*was = *worker;
+	if (was != NULL)
+		*was = *worker;
 	memset(worker, 0, sizeof(ObixWorker));
 	LWLockRelease(obix_shared->worker_lock);
 }
