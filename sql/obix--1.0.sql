@@ -499,7 +499,7 @@ AS 'MODULE_PATHNAME', 'obix_create_consumer'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION obix.create_consumer(text, regclass, bigint, text[], text, text, text, integer, interval, integer, interval, interval, text, boolean, regclass[], text) IS
-'create a consumer, a named, durable cursor on an outbox that belongs to the caller; start_after NULL begins with the oldest kept event. With handler, a function of one obix.event, or batch_handler, a function of obix.event[], workers call these for every event';
+'create a consumer, a named, durable cursor on an outbox that belongs to the caller; start_after NULL begins with the oldest kept event. With handler, a function of one obix.event, or batch_handler, a function of obix.event[], dispatchers call these for every event';
 
 CREATE FUNCTION obix.alter_consumer(consumer text, types text[] DEFAULT NULL,
 									handler text DEFAULT NULL, batch_handler text DEFAULT NULL,
@@ -781,7 +781,7 @@ BEGIN
 END $$;
 
 COMMENT ON PROCEDURE obix.rebuild(text, boolean) IS
-'rebuild the tables of a consumer beside the live ones, from the first event on, and put them in their place; workers do it while this runs. Called again after an interruption, goes on. With skip_errors, events that fail become dead letters; otherwise the first of them ends it';
+'rebuild the tables of a consumer beside the live ones, from the first event on, and put them in their place; dispatchers do it while this runs. Called again after an interruption, goes on. With skip_errors, events that fail become dead letters; otherwise the first of them ends it';
 
 /* ----------------------------------------------------------- privileges */
 
