@@ -529,6 +529,7 @@ run_part(ObixStep *step, void (*part) (ObixStep *step))
 		step->called = false;
 		step->nestlevel = NewGUCNestLevel();
 		obix_limit_lock_waits();
+		(void) obix_keep_extension();	/* if it is gone, so is the consumer */
 		part(step);
 		if (!step->called)
 			AtEOXact_GUC(false, step->nestlevel);

@@ -223,7 +223,8 @@ $sync->start;
 standby_names('');
 is_settled($sync, 'app', 'o', 'without a standby to wait for, all is settled');
 consumer_ok($sync, 'app', 'h', q{lag_events = 0 AND failed = 0}, 'and handlers are called');
-is(log_count($sync, qr/handlers are not called/, $offset), 2, 'the log tells once for each start');
+like(log_count($sync, qr/handlers are not called/, $offset),
+	qr/^[12]$/, 'the log tells no more than once for each start');
 like(walk($sync, 'app', 'o'), qr/^(\d+)\|1\|\1$/, 'everything is there, with one placeholder');
 
 $sync->stop;

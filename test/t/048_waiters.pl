@@ -70,7 +70,9 @@ finish_psql($_) foreach (@sessions);
 my $cancelled = 0;
 $cancelled += () = $_->{stderr} =~ /canceling statement due to statement timeout/g
   foreach (@sessions);
-is($cancelled, $times, "cancelled $times times");
+is($cancelled, $times, "cancelled $times times")
+  or diag(grep { !/canceling statement due to statement timeout/ }
+	  map { split /^/, $_->{stderr} } @sessions);
 note sprintf('in %.1f s', time - $start);
 
 @sessions = map {
