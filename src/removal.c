@@ -24,6 +24,7 @@
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
+#include "access/tableam.h"
 #include "access/xlog.h"
 #include "catalog/objectaccess.h"
 #include "catalog/partition.h"
@@ -41,7 +42,9 @@
 #include "utils/timestamp.h"
 
 #include "bounds.h"
+#include "compat.h"
 #include "consumer.h"
+#include "event.h"
 #include "insert.h"
 #include "obix.h"
 #include "registry.h"
@@ -115,6 +118,33 @@ empty_outbox(Relation parent, ObixRelation *known)
 }
 
 /*
+ * The highest sequence in a leaf that cannot be walked any more: what belongs to
+ * a table is dropped in no particular order, its primary key among it.
+ */
+static bool
+search_highest(Relation leaf, Snapshot snapshot, int64 *highest)
+{
+	TupleTableSlot *slot = table_slot_create(leaf, NULL);
+	TableScanDesc scan = table_beginscan(leaf, snapshot, 0, NULL, SO_NONE);
+	bool		found = false;
+
+	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
+	{
+		bool		isnull;
+		int64		sequence = DatumGetInt64(slot_getattr(slot, Anum_event_sequence,
+														  &isnull));
+
+		CHECK_FOR_INTERRUPTS();
+		if (!found || sequence > *highest)
+			*highest = sequence;
+		found = true;
+	}
+	table_endscan(scan);
+	ExecDropSingleTupleTableSlot(slot);
+	return found;
+}
+
+/*
  * The rows of one leaf are being removed: what is missing there from now on is
  * no hole.  The leaf is locked exclusively.
  *
@@ -129,11 +159,20 @@ remove_rows(Relation parent, ObixRelation *known, Relation leaf, bool stays)
 	ObixRegistryRow row;
 	SnapshotData dirty;
 	int64		highest;
+	bool		found;
 
 	InitDirtySnapshot(dirty);
-	if (!obix_can_scan(leaf))
+	if (obix_can_scan(leaf))
+		found = obix_highest_in(leaf, &dirty, PG_INT64_MIN, PG_INT64_MAX, &highest);
+	else if (obix_find_outbox(RelationGetRelid(parent), known->id) == NULL &&
+			 leaf->rd_rel->relkind == RELKIND_RELATION && obix_has_columns(leaf))
+		found = search_highest(leaf, &dirty, &highest);
+	else
+	{
 		highest = head_of(parent, known);	/* it may have had the head */
-	else if (!obix_highest_in(leaf, &dirty, PG_INT64_MIN, PG_INT64_MAX, &highest))
+		found = true;
+	}
+	if (!found)
 		return;
 	if (!obix_registry_find(RelationGetRelid(parent), &row) ||
 		row.resolved >= highest)

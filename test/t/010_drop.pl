@@ -241,5 +241,28 @@ unlike_log(
 	qr/ERROR(?!:  cannot drop|:  the outbox was dropped while waiting)/,
 	'and no error but those provoked');
 
+#
+# What belongs to a table is dropped in no particular order: its primary keys may
+# be gone first, and shared memory may not know where the head is.
+#
+$node->safe_psql(
+	'postgres', q{
+SET client_min_messages = warning;
+SELECT obix.create_outbox('unknown', partition_width => 10, premake => 1);
+SELECT obix.publish('unknown', '1') FROM generate_series(1, 35);
+ALTER DATABASE postgres SET obix.enabled = off});
+$node->restart;
+my $invalid =
+  q{UPDATE pg_index SET indisvalid = false WHERE indrelid IN (SELECT relid FROM pg_partition_tree('unknown') WHERE isleaf)};
+is( $node->safe_psql(
+		'postgres',
+		"BEGIN; $invalid; DROP TABLE unknown_p0, unknown_p10; SELECT resolved FROM obix.outbox WHERE outbox = 'unknown'::regclass; ROLLBACK"
+	),
+	'19',
+	'partitions are dropped whose primary key is gone, and what they had counts as removed');
+$node->safe_psql('postgres', "BEGIN; $invalid; DROP TABLE unknown; COMMIT");
+is($node->safe_psql('postgres', q{SELECT count(*) FROM obix.outbox}),
+	'0', 'and so is the whole outbox');
+
 $node->stop;
 done_testing();
