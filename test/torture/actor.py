@@ -20,6 +20,7 @@ EXPECTED = {
     "40P01": "deadlock",
     "53100": "disk full",
     "53300": "too many connections",
+    "53400": "no place for an outbox or a consumer",
     "55P03": "lock not available",
     "57014": "cancelled, or timeout",
     "57P01": "terminated",

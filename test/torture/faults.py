@@ -215,7 +215,6 @@ class Maintenance(Actor):
         "alter_consumer": 3,
     }
     also = (
-        ("53400", "too many outboxes|too many consumers|obix.max_"),
         ("55000", "x_.* has handlers"), ("42P07", "x_"), ("42P01", "x_"), ("42710", "x_"), ("42704", "x_"),
         ("42704", "dead letter"), ("55000", "dead letter"),
         ("55006", "busy|in use|being|another session"),
