@@ -22,6 +22,7 @@
 #include "parser/scansup.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
+#include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/regproc.h"
 #include "utils/snapmgr.h"
@@ -216,13 +217,16 @@ obix_adopt_outbox(PG_FUNCTION_ARGS)
 				 errmsg("%s must not be null", PG_ARGISNULL(0) ? "outbox" : "premake")));
 	relid = PG_GETARG_OID(0);
 	check_premake(PG_GETARG_INT32(2));
+
+	/* nobody may lock others out of what belongs to somebody else */
+	obix_check_owner(relid);
 	parent = try_table_open(relid, ShareRowExclusiveLock);
 	if (parent == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_TABLE),
-				 errmsg("table with OID %u does not exist", relid)));
+				 errmsg("outbox with OID %u does not exist", relid)));
 	obix_check_owner(relid);
-	if (parent->rd_rel->relkind != RELKIND_PARTITIONED_TABLE ||
+	if (!obix_is_partitioned(parent) || parent->rd_rel->relispartition ||
 		!obix_has_guard(parent))
 		ereport(ERROR,
 				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
@@ -246,6 +250,7 @@ obix_adopt_outbox(PG_FUNCTION_ARGS)
 		width = end - leaf.lower;
 	}
 	check_width(width);
+	CacheInvalidateRelcache(parent);	/* it may have had another id */
 	obix_registry_insert(relid, width, PG_GETARG_INT32(2));
 	InitDirtySnapshot(dirty);
 	if (obix_oldest_row(parent, &dirty, 1, &oldest) && oldest > 1)

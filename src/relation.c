@@ -97,11 +97,11 @@ obix_remember(Oid relid)
 
 /*
  * Is a relation partitioned as obix does it?  That never changes, but a row of
- * the registry that was written by hand can name any relation, and looking for a
- * leaf relies on it.
+ * the registry that was written by hand can name any relation, so can who adopts
+ * one, and looking for a leaf relies on it.
  */
-static bool
-is_partitioned_by_sequence(Relation parent)
+bool
+obix_is_partitioned(Relation parent)
 {
 	PartitionKey key;
 
@@ -140,7 +140,7 @@ obix_get_relation(Relation parent)
 	if (known != NULL && known->valid)
 		return known;
 
-	if (!is_partitioned_by_sequence(parent) ||
+	if (!obix_is_partitioned(parent) ||
 		!obix_registry_find(relid, &row))
 		return NULL;
 
@@ -186,7 +186,7 @@ obix_open(Oid relid, LOCKMODE lockmode, ObixRelation **known)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_TABLE),
 				 errmsg("outbox with OID %u does not exist", relid)));
-	parent = try_table_open(relid, lockmode);
+	parent = try_relation_open(relid, lockmode);
 	restored = parent != NULL && !parent->rd_rel->relispartition &&
 		obix_has_guard(parent);
 	ereport(ERROR,

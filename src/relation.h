@@ -45,6 +45,7 @@ extern void obix_forget_dropped(Oid relid);
 extern ObixOutbox *obix_try_attach(Relation parent, ObixRelation *known);
 extern ObixOutbox *obix_attach(Relation parent, ObixRelation *known);
 
+extern bool obix_is_partitioned(Relation parent);
 extern bool obix_has_guard(Relation parent);
 extern const char *obix_why_not_ready(Relation parent);
 extern void obix_check_ready(Relation parent);

@@ -299,6 +299,28 @@ SELECT obix.drop_outbox('taken');
 \echo :LAST_ERROR_SQLSTATE
 ROLLBACK;
 
+-- nothing is adopted that looks like an outbox, but is partitioned in another way
+CREATE TABLE listed (LIKE taken) PARTITION BY LIST (sequence);
+CREATE TABLE hashed (LIKE taken) PARTITION BY HASH (sequence);
+CREATE TABLE ranged (LIKE taken) PARTITION BY RANGE (sequence, id);
+CREATE TABLE outer_one (LIKE taken) PARTITION BY RANGE (sequence);
+CREATE TABLE inner_one PARTITION OF outer_one DEFAULT PARTITION BY RANGE (sequence);
+CREATE TABLE listed_1 PARTITION OF listed FOR VALUES IN (1);
+CREATE TABLE hashed_1 PARTITION OF hashed FOR VALUES WITH (MODULUS 1, REMAINDER 0);
+CREATE TABLE ranged_1 PARTITION OF ranged FOR VALUES FROM (0, MINVALUE) TO (10, MINVALUE);
+ALTER TABLE listed ADD PRIMARY KEY (sequence);
+ALTER TABLE hashed ADD PRIMARY KEY (sequence);
+ALTER TABLE outer_one ADD PRIMARY KEY (sequence);
+CREATE TRIGGER zz_obix_guard BEFORE INSERT ON listed FOR EACH ROW EXECUTE FUNCTION obix.guard();
+CREATE TRIGGER zz_obix_guard BEFORE INSERT ON hashed FOR EACH ROW EXECUTE FUNCTION obix.guard();
+CREATE TRIGGER zz_obix_guard BEFORE INSERT ON ranged FOR EACH ROW EXECUTE FUNCTION obix.guard();
+CREATE TRIGGER zz_obix_guard BEFORE INSERT ON outer_one FOR EACH ROW EXECUTE FUNCTION obix.guard();
+SELECT obix.adopt_outbox('listed');
+SELECT obix.adopt_outbox('hashed');
+SELECT obix.adopt_outbox('ranged');
+SELECT obix.adopt_outbox('inner_one');
+DROP TABLE listed, hashed, ranged, outer_one;
+
 -- dropped by whatever command, it leaves nothing behind
 SELECT obix.drop_outbox('taken');
 DROP TABLE widest, wide;

@@ -324,8 +324,14 @@ sub check_adopted
 
 	($result, $stdout, $stderr) = $copy->psql($db, q{SELECT obix.publish('"App"."Orders"', '1')});
 	like($stderr, qr/"Orders" is not an outbox\n.*\nHINT:  Use obix\.adopt_outbox if it was restored without its row there\./, "$name: it must be adopted");
-	($result, $stdout, $stderr) = $copy->psql($db, q{SET ROLE regress_obix_other; SELECT obix.adopt_outbox('"App"."Orders"')});
-	like($stderr, qr/must be owner of table Orders|permission denied for schema App/, "$name: by its owner");
+	my $writer = $copy->background_psql($db);
+	$writer->query_safe('BEGIN; LOCK TABLE "App"."Orders" IN ROW EXCLUSIVE MODE');
+	($result, $stdout, $stderr) = $copy->psql($db,
+		q{SELECT '"App"."Orders"'::regclass::oid AS o \gset
+SET lock_timeout = 1; SET ROLE regress_obix_other; SELECT obix.adopt_outbox(:o)});
+	like($stderr, qr/must be owner of table Orders/, "$name: by its owner, others do not even wait for a lock");
+	$writer->query_safe('ROLLBACK');
+	$writer->quit;
 	$copy->safe_psql($db, 'BEGIN; ' . q{SELECT obix.adopt_outbox('"App"."Orders"'); ROLLBACK});
 	is( $copy->safe_psql($db, $as_owner . q{BEGIN; SELECT obix.adopt_outbox('"App"."Orders"', premake => 3);
 SELECT partition_width, premake, resolved FROM obix.outbox; SELECT head FROM obix.outbox_status; COMMIT}),
@@ -358,7 +364,7 @@ foreach my $case (
 	[ q{SELECT obix.adopt_outbox(NULL)}, 'outbox must not be null' ],
 	[ q{SELECT obix.adopt_outbox('obix.outbox', premake => NULL)}, 'premake must not be null' ],
 	[ q{SELECT obix.adopt_outbox('"App"."Orders"', premake => -1)}, 'premake must be between 0 and 10000' ],
-	[ q{SELECT obix.adopt_outbox(1)}, 'table with OID 1 does not exist' ],
+	[ q{SELECT obix.adopt_outbox(1)}, 'outbox with OID 1 does not exist' ],
 	[ q{CREATE TABLE t (i int); SELECT obix.adopt_outbox('t')}, 'table "t" has never been an outbox' ])
 {
 	($result, $stdout, $stderr) = $copy->psql('one', $case->[0]);
