@@ -593,14 +593,16 @@ cannot_serve(ObixStep *step)
 
 /*
  * Would handlers have to wait for a standby at their commit, for as long as it
- * is not there?  Told to the log when it begins and when it ends.
+ * is not there?  Told to the log when it begins and when it ends, by those who
+ * would wait for one: databases can differ in that.
  */
 static bool
 lacks_standby(void)
 {
 	bool		lacks = obix_xact_lacks_standby();
 
-	if (pg_atomic_read_u32(&obix_shared->lacks_standby) != lacks &&
+	if (obix_xact_waits_for_standby() &&
+		pg_atomic_read_u32(&obix_shared->lacks_standby) != lacks &&
 		pg_atomic_exchange_u32(&obix_shared->lacks_standby, lacks) != lacks)
 		ereport(LOG,
 				(lacks ?

@@ -424,6 +424,13 @@ obix_xact_commit_locally(void)
 							 PGC_S_SESSION, GUC_ACTION_LOCAL, true, 0, false);
 }
 
+/* Does synchronous_commit say that commits here wait for a standby, if any? */
+bool
+obix_xact_waits_for_standby(void)
+{
+	return SyncRepRequested();
+}
+
 /*
  * Would this transaction, committed now, wait for a standby that is not there?
  * Workers rather try again later than wait.
@@ -434,7 +441,7 @@ obix_xact_lacks_standby(void)
 	SyncRepStandbyData *standbys;
 	bool		lacks;
 
-	if (!SyncRepRequested() || SyncRepConfig == NULL ||
+	if (!obix_xact_waits_for_standby() || SyncRepConfig == NULL ||
 		SyncRepConfig->num_sync <= 0)
 		return false;
 	lacks = SyncRepGetCandidateStandbys(&standbys) < SyncRepConfig->num_sync;

@@ -39,6 +39,7 @@ extern void obix_xact_check_prepare(void);
 extern void obix_xact_wait_for_rebuild(int32 id);
 extern void obix_xact_created(Oid relid);
 extern void obix_xact_commit_locally(void);
+extern bool obix_xact_waits_for_standby(void);
 extern bool obix_xact_lacks_standby(void);
 extern void obix_xact_note_databases(void);
 extern void obix_xact_dropped(Oid database, Oid relid);

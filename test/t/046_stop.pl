@@ -151,17 +151,21 @@ sub in_sync_wait
 	  "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND $condition";
 }
 
-$sync->safe_psql('postgres', 'CREATE DATABASE app');
-setup_database($sync, 'app');
-make_handler($sync, 'app', 'h', q{
+$sync->safe_psql('postgres', "CREATE DATABASE $_") foreach ('app', 'loose');
+$sync->safe_psql('postgres', 'ALTER DATABASE loose SET synchronous_commit = local');
+foreach my $db ('app', 'loose')
+{
+	setup_database($sync, $db);
+	make_handler($sync, $db, 'h', q{
 PERFORM pg_advisory_xact_lock(1);
 INSERT INTO test.applied VALUES (e.sequence);});
-$sync->safe_psql(
-	'app', q{
+	$sync->safe_psql(
+		$db, q{
 CREATE TABLE test.applied (sequence bigint);
 SELECT obix.create_outbox('o', partition_width => 10, premake => 1);
 SELECT obix.create_consumer('h', 'o', handler => 'test.h', batch_size => 1, timeout => '1.5 s', max_attempts => 1);
 });
+}
 
 # The standby goes while a handler runs: it has its time, and the commit takes
 # what it takes.
@@ -203,6 +207,9 @@ poll_ok($sync, 'app', q{SELECT runway >= 10 AND stranded = 0 FROM obix.outbox_st
 	'partitions are made meanwhile');
 $sync->wait_for_log(qr/handlers are not called: no synchronous standby confirms commits/, $offset);
 is($sync->safe_psql('app', 'SELECT count(*) FROM test.applied'), '1', 'no handler is called');
+publish($sync, 'loose', 'o', 1);
+consumer_ok($sync, 'loose', 'h', 'lag_events = 0', 'but for a database where nobody waits for a standby');
+unlike_log($sync, qr/handlers are called again/, 'which tells nothing of others', $offset);
 my $readable = $sync->safe_psql('app', q{SELECT last FROM test.walk('o')});
 delete $ENV{PGOPTIONS};
 my $filler = $sync->background_psql('app');
