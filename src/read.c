@@ -612,7 +612,8 @@ obix_get_timeout(Interval *timeout)
 static void
 begin_anew(FunctionCallInfo fcinfo)
 {
-	if (fcinfo->context == NULL || !IsA(fcinfo->context, CallContext) ||
+	/* elsewhere, what the caller has written would be committed */
+	if (!RecoveryInProgress() || fcinfo->context == NULL || !IsA(fcinfo->context, CallContext) ||
 		((CallContext *) fcinfo->context)->atomic)
 		return;
 	if (SPI_connect_ext(SPI_OPT_NONATOMIC) != SPI_OK_CONNECT)
