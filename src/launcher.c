@@ -73,6 +73,8 @@ typedef struct ObixDatabase
 	bool		open;			/* one can connect to it */
 	bool		ordinary;		/* and it is no template */
 	bool		visit;			/* its outboxes have yet to be looked at */
+	TimestampTz visit_at;		/* but not before */
+	int			misses;			/* visits that have not seen all of them */
 	bool		outdated;		/* the extension has another version than the
 								 * library: a visit may find that changed */
 	ObixNeed	need[OBIX_WORKER_KINDS];	/* now */
@@ -290,6 +292,7 @@ take_visits(TimestampTz now)
 		if (!requested)
 			continue;
 		database->visit = database->open;
+		database->visit_at = 0;
 		database->outdated = false;
 	}
 }
@@ -313,6 +316,27 @@ note_outdated(ObixDatabase *database, bool told, uint32 looked_at)
 	else if (!database->outdated)
 		database->visit = database->open;
 	database->outdated = true;
+}
+
+/* MIN_DELAY_MS, doubled with each failure, up to MAX_DELAY_MS */
+static TimestampTz
+after_failures(TimestampTz now, int failures)
+{
+	return TimestampTzPlusMilliseconds(now, Min(MIN_DELAY_MS << Min(failures, 6),
+												MAX_DELAY_MS));
+}
+
+/* Has a worker that maintains seen all outboxes?  If not, another is to look. */
+static void
+note_visit(ObixDatabase *database, bool missed, TimestampTz now)
+{
+	if (!missed)
+	{
+		database->misses = 0;
+		return;
+	}
+	database->visit = database->open;
+	database->visit_at = after_failures(now, database->misses++);
 }
 
 /* Free the places of workers that have stopped. */
@@ -346,6 +370,8 @@ reap_workers(TimestampTz now)
 			database->retry_at = 0;
 			if (was.outdated)
 				note_outdated(database, i < OBIX_MAX_MAINTAINERS, was.looked_at);
+			else if (i < OBIX_MAX_MAINTAINERS)
+				note_visit(database, was.missed, now);
 			continue;
 		}
 
@@ -358,11 +384,7 @@ reap_workers(TimestampTz now)
 
 		/* it may have taken work that it has not done: look at everything */
 		database->visit = database->open;
-		database->retry_at =
-			TimestampTzPlusMilliseconds(now,
-										Min(MIN_DELAY_MS << Min(database->failures, 6),
-											MAX_DELAY_MS));
-		database->failures++;
+		database->retry_at = after_failures(now, database->failures++);
 	}
 }
 
@@ -405,8 +427,10 @@ find_needs(TimestampTz now, TimestampTz *wake_at)
 	for (int i = 0; i < ndatabases; i++)
 	{
 		memset(databases[i].need, 0, sizeof(databases[i].need));
-		if (databases[i].visit)
+		if (databases[i].visit && databases[i].visit_at <= now)
 			databases[i].need[OBIX_WORKER_MAINTAIN] = NEED_VISIT;
+		else if (databases[i].visit)
+			earlier(wake_at, databases[i].visit_at);
 	}
 	for (int i = 0; i < obix_max_outboxes; i++)
 	{
@@ -471,6 +495,8 @@ start_workers(ObixWorkerKind kind, TimestampTz now, TimestampTz *wake_at)
 					next->visit = false;
 				break;
 			case START_NO_NEED:
+				if (need == NEED_VISIT)
+					obix_relieve_worker(next->oid);
 				break;
 			case START_NO_ROOM:
 				enough = false;
@@ -549,7 +575,7 @@ obix_launcher_main(Datum arg)
 
 		take_visits(now);
 		reap_workers(now);
-		if (obix_take_database_news())
+		if (obix_take_database_news() || now >= premake_at)
 			read_databases(TimestampTzPlusMilliseconds(now, NEW_DATABASE_MS));
 		if (now >= premake_at)
 		{

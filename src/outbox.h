@@ -135,6 +135,8 @@ typedef struct ObixWorker
 	bool		busy;			/* a dispatcher that serves a consumer */
 	bool		entered;		/* it has been on duty */
 	bool		done;			/* it left of its own accord */
+	bool		relieved;		/* it is to leave, another will look at all */
+	bool		missed;			/* it could not look at all outboxes */
 	bool		outdated;		/* because of the extension's version */
 	uint32		looked_at;		/* extension_changes before it read that */
 } ObixWorker;

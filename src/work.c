@@ -456,6 +456,47 @@ obix_enter_worker(int place, Oid database)
 	return kept;
 }
 
+/*
+ * Have the one that maintains a database leave when it can: another is to look
+ * at all outboxes, with the settings of the database as they are then.
+ */
+void
+obix_relieve_worker(Oid database)
+{
+	LWLockAcquire(obix_shared->worker_lock, LW_EXCLUSIVE);
+	for (int i = 0; i < OBIX_MAX_MAINTAINERS; i++)
+	{
+		ObixWorker *worker = &obix_shared->workers[i];
+
+		if (worker->database != database || worker->relieved)
+			continue;
+		worker->relieved = true;
+		if (worker->latch != NULL)
+			SetLatch(worker->latch);
+	}
+	LWLockRelease(obix_shared->worker_lock);
+}
+
+bool
+obix_is_relieved(int place)
+{
+	bool		relieved;
+
+	LWLockAcquire(obix_shared->worker_lock, LW_SHARED);
+	relieved = obix_shared->workers[place].relieved;
+	LWLockRelease(obix_shared->worker_lock);
+	return relieved;
+}
+
+/* A worker is about to leave, and has not got at every outbox. */
+void
+obix_mark_missed(int place)
+{
+	LWLockAcquire(obix_shared->worker_lock, LW_EXCLUSIVE);
+	obix_shared->workers[place].missed = true;
+	LWLockRelease(obix_shared->worker_lock);
+}
+
 /* A worker is about to leave because of the extension's version. */
 void
 obix_mark_outdated(int place, uint32 looked_at)

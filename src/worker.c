@@ -55,12 +55,16 @@
 /* While others wait for a place, a worker leaves after so long */
 #define SHARE_MS			250
 
+/* Between attempts to get at an outbox that somebody has locked */
+#define LOCKED_MS			5000
+
 /* The channel of obix.notify */
 #define CHANNEL				"obix"
 
 int			obix_worker_place;	/* ours among ObixShared.workers */
 
 static TimestampTz begun_at;	/* when we came on duty */
+static TimestampTz visit_at = 0;	/* when to visit again, 0: no need */
 static bool on_duty = false;
 static bool version_checked = false;
 static uint32 checked_changes;	/* extension_changes at the last check */
@@ -337,8 +341,9 @@ serve_outboxes(TimestampTz *retry_at)
 }
 
 /*
- * Attach to an outbox, and ask for all that may be due there.  Who has it
- * locked now will come to us by itself.
+ * Attach to an outbox, and ask for all that may be due there.  One that is
+ * locked is visited later: what is due there may be older than the lock, and be
+ * known to nobody, for instance where a prepared transaction has it.
  */
 static void
 visit_outbox(Oid relid)
@@ -348,7 +353,10 @@ visit_outbox(Oid relid)
 	ObixOutbox *shared;
 
 	if (!ConditionalLockRelationOid(relid, AccessShareLock))
+	{
+		visit_at = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), LOCKED_MS);
 		return;
+	}
 	parent = try_table_open(relid, NoLock);
 	if (parent == NULL)
 		return;
@@ -391,6 +399,7 @@ visit_outboxes(void)
 	bool		any = outboxes != NIL;
 	ListCell   *cell;
 
+	visit_at = 0;
 	foreach(cell, outboxes)
 		(void) run_task(NULL, lfirst_oid(cell), visit_outbox,
 						OBIX_TROUBLE_PARTITIONS, 0);
@@ -544,6 +553,10 @@ obix_worker_main(Datum arg)
 		if (obix_worker_interrupts())
 			obix_request_everything(MyDatabaseId);
 		obix_leave_if_outdated();
+		if (obix_is_relieved(obix_worker_place))
+			break;
+		if (visit_at != 0 && visit_at <= GetCurrentTimestamp())
+			(void) visit_outboxes();
 		if (serve_outboxes(&retry_at))
 		{
 			if (obix_worker_makes_way())
@@ -565,5 +578,7 @@ obix_worker_main(Datum arg)
 	}
 
 	resolve_outboxes();
+	if (visit_at != 0)
+		obix_mark_missed(obix_worker_place);
 	obix_end_worker();
 }

@@ -199,6 +199,20 @@ finish_pgbench($load);
 is_settled($node, 'app', 'o', 'a storm of SIGHUP harms nothing');
 consumer_ok($node, 'app', 'c', 'lag_events = 0', 'nor consumers');
 is(launcher_pid($node), $launcher, 'and the launcher is the same');
+
+# A worker goes by what was set for the database when it began.  One that always
+# has something to do makes way when that is changed.
+$load = start_pgbench($node, 'app', 'busy', '-c 1 -R 50 -T 300',
+	{ 'rollback' => "BEGIN;\nINSERT INTO o (payload) VALUES ('2');\nROLLBACK;\n" });
+$worker = worker_pid($node, 'app');
+$node->safe_psql('postgres', 'ALTER DATABASE app RESET obix.enabled');
+poll_ok(
+	$node, 'postgres',
+	"SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'obix worker' AND datname = 'app' AND pid <> $worker",
+	'another worker comes while there is work');
+$load->{handle}->signal('TERM');
+finish_pgbench($load, may_fail => 1);
+is_settled($node, 'app', 'o', 'and does it');
 $node->append_conf('postgresql.conf', "obix.worker_linger = '100 ms'\n");
 $node->reload;
 

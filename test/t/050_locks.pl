@@ -344,5 +344,29 @@ foreach my $outbox ('backward', 'removed')
 note 'the oldest event is ' . $node->safe_psql($db, q{SELECT min(sequence) FROM removed});
 unlike_log($node, qr/deadlock|40P01|PANIC|TRAP/, 'nobody was told of a deadlock');
 
+#
+# An outbox that is locked when the server starts, by a prepared transaction
+# that then ends: nobody else knows that its consumer has an event to come.
+#
+make_handler($node, $db, 'h', 'INSERT INTO test.applied VALUES (e.sequence);');
+create('kept', 1);
+$node->safe_psql(
+	$db, q{
+CREATE TABLE test.applied (sequence bigint);
+ALTER SYSTEM SET obix.dispatch_workers = 0;
+SELECT pg_reload_conf();
+SELECT obix.create_consumer('h', 'kept', handler => 'test.h');});
+no_dispatchers($node);
+publish($node, $db, 'kept', 1);
+$node->safe_psql($db, q{BEGIN; LOCK TABLE kept IN ACCESS EXCLUSIVE MODE; PREPARE TRANSACTION 'keeper'});
+is($node->safe_psql($db, 'SELECT count(*) FROM test.applied'), '0', 'an event is left for after the start');
+$node->stop;
+$node->append_conf('postgresql.auto.conf', "obix.dispatch_workers = 1\nlog_min_messages = debug1\n");
+my $offset = log_offset($node);
+$node->start;
+$node->wait_for_log(qr/background worker "obix worker" \(PID \d+\) exited with exit code 0/, $offset);
+$node->safe_psql($db, q{COMMIT PREPARED 'keeper'});
+poll_ok($node, $db, 'SELECT count(*) = 1 FROM test.applied', 'it is handled when the lock is gone');
+
 $node->stop;
 done_testing();
