@@ -103,6 +103,7 @@ obix_set_own_values(void)
 		{"row_security", "on"},
 		{"search_path", "pg_catalog, pg_temp"},
 		{"client_min_messages", "warning"},
+		{"exit_on_error", "off"},	/* a task that fails is tried again */
 	};
 
 	for (int i = 0; i < lengthof(values); i++)
