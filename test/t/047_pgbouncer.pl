@@ -110,10 +110,14 @@ my %scripts = (
 	  . "SELECT obix.release('lease', :token);\n\\endif\n");
 my @protocols = ('simple', 'extended', $names_statements ? 'prepared' : ());
 
+# A thread of pgbench that prepares a statement stands still, and with it those of
+# its clients that have the connections: so each has its own then.
 foreach my $protocol (@protocols)
 {
+	my $clients = $protocol eq 'prepared' ? '-c 4 -j 4 -t 100' : '-c 24 -j 2 -t 40';
+
 	finish_pgbench(
-		start_pgbench($node, by_way_of('work'), "clients_$protocol", "-c 24 -j 2 -t 40 -M $protocol",
+		start_pgbench($node, by_way_of('work'), "clients_$protocol", "$clients -M $protocol",
 			\%scripts));
 }
 my ($stdout, $stderr) = pooled('work',
