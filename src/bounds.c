@@ -132,18 +132,21 @@ obix_primary_key(Relation rel)
 	HeapTuple	tuple;
 	Form_pg_index form;
 	bool		valid;
+	Oid			index;
 
-	list_free(RelationGetIndexList(rel));	/* sets rd_pkindex */
-	if (!OidIsValid(rel->rd_pkindex))
+	/* this sets rd_pkindex, and any invalidation resets it */
+	list_free(RelationGetIndexList(rel));
+	index = rel->rd_pkindex;
+	if (!OidIsValid(index))
 		return InvalidOid;
-	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(rel->rd_pkindex));
+	tuple = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(index));
 	if (!HeapTupleIsValid(tuple))
 		return InvalidOid;
 	form = (Form_pg_index) GETSTRUCT(tuple);
 	valid = form->indisvalid && form->indnkeyatts == 1 &&
 		form->indkey.values[0] == Anum_event_sequence;
 	ReleaseSysCache(tuple);
-	return valid ? rel->rd_pkindex : InvalidOid;
+	return valid ? index : InvalidOid;
 }
 
 /*
@@ -156,10 +159,12 @@ obix_can_scan(Relation leaf)
 		obix_has_columns(leaf) && OidIsValid(obix_primary_key(leaf));
 }
 
-/* Error out unless a partition can be walked. */
-static void
+/* The index by which a partition can be walked; errors out if it cannot be. */
+static Oid
 check_scan(Relation leaf)
 {
+	Oid			index;
+
 	if (leaf->rd_rel->relkind != RELKIND_RELATION)
 		ereport(ERROR,
 				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
@@ -167,12 +172,14 @@ check_scan(Relation leaf)
 						RelationGetRelationName(leaf)),
 				 errhint("Detach it, and attach tables that hold rows.")));
 	obix_check_columns(leaf);
-	if (!OidIsValid(obix_primary_key(leaf)))
+	index = obix_primary_key(leaf);
+	if (!OidIsValid(index))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("partition \"%s\" has no valid primary key on the sequence",
 						RelationGetRelationName(leaf)),
 				 errhint("REINDEX it, or add the primary key on the sequence.")));
+	return index;
 }
 
 /*
@@ -184,14 +191,14 @@ obix_begin_scan(ObixScan *scan, Relation leaf, Snapshot snapshot,
 				int64 from, int64 to, ScanDirection direction)
 {
 	ScanKeyData keys[2];
+	Oid			index = check_scan(leaf);
 
-	check_scan(leaf);
 	ScanKeyInit(&keys[0], 1, BTGreaterEqualStrategyNumber, F_INT8GE,
 				Int64GetDatum(from));
 	ScanKeyInit(&keys[1], 1, BTLessStrategyNumber, F_INT8LT,
 				Int64GetDatum(to));
 
-	scan->index = index_open(leaf->rd_pkindex, AccessShareLock);
+	scan->index = index_open(index, AccessShareLock);
 	scan->slot = table_slot_create(leaf, NULL);
 	scan->direction = direction;
 	scan->scan = index_beginscan(leaf, scan->index, snapshot, NULL, 2, 0, SO_NONE);

@@ -77,6 +77,7 @@ consumer_ok($node, 'renamed', 'c', 'lag_events = 0', 'a connection limit does no
 
 # Closed, with a handler that runs, and a hole and an event to come.
 my $holder = $node->background_psql('renamed');
+$holder->set_query_timer_restart;
 $holder->query_safe('SELECT pg_advisory_lock(1)');
 $node->safe_psql('renamed', q{SELECT obix.publish('o', '"wait"')});
 poll_ok(
@@ -86,6 +87,7 @@ poll_ok(
 	'a handler waits');
 no_workers($node);
 my $publisher = $node->background_psql('renamed');
+$publisher->set_query_timer_restart;
 $publisher->query_safe(q{BEGIN; INSERT INTO o (payload) VALUES ('"gone"'); SELECT obix.publish('o', '"gone"')});
 $node->safe_psql('postgres', 'ALTER DATABASE renamed ALLOW_CONNECTIONS false');
 my $offset = log_offset($node);
@@ -117,6 +119,7 @@ poll_ok($node, 'renamed', q{SELECT count(*) = max(sequence) FROM o}, 'holes incl
 no_workers($node);
 no_dispatchers($node);
 $publisher = $node->background_psql('renamed');
+$publisher->set_query_timer_restart;
 $publisher->query_safe(q{BEGIN; INSERT INTO o (payload) VALUES ('"gone"')});
 $offset = log_offset($node);
 $node->safe_psql('postgres',
@@ -146,6 +149,7 @@ my @holders;
 foreach my $n (1 .. 2)
 {
 	push @holders, $node->background_psql("busy$n");
+	$holders[-1]->set_query_timer_restart;
 	$holders[-1]->query_safe('SELECT pg_advisory_lock(1)');
 	$node->safe_psql("busy$n", q{SELECT obix.publish('o', '"wait"')});
 }

@@ -236,7 +236,8 @@ my @hostile = (
 	[ 'DateStyle',                           'German',       'ISO' ],
 	[ 'IntervalStyle',                       'sql_standard', 'postgres' ],
 	[ 'quote_all_identifiers',               'on',           'off' ],
-	[ 'standard_conforming_strings',         'off',          'on' ],
+	# not from PostgreSQL 19 on
+	($node->pg_version < 19 ? [ 'standard_conforming_strings', 'off', 'on' ] : ()),
 	[ 'backslash_quote',                     'off',          'safe_encoding' ],
 	[ 'bytea_output',                        'escape',       'hex' ],
 	[ 'extra_float_digits',                  '-15',          '1' ],
