@@ -351,11 +351,12 @@ const char *
 obix_why_not_ready(Relation parent)
 {
 	Oid			guard = obix_guard_oid();
-	TriggerDesc *triggers = parent->trigdesc;
+	TriggerDesc *triggers;
 
 	if (!OidIsValid(obix_primary_key(parent)))
 		return "valid primary key on the sequence";
 
+	triggers = parent->trigdesc;	/* good until the catalogs are looked at */
 	for (int i = 0; triggers != NULL && i < triggers->numtriggers; i++)
 	{
 		if (triggers->triggers[i].tgfoid == guard &&
@@ -424,11 +425,13 @@ rule_name(Oid rule)
 void
 obix_check_insertable(Relation rel)
 {
-	TupleDesc	desc = RelationGetDescr(rel);
-	TriggerDesc *triggers = rel->trigdesc;
 	Oid			guard = obix_guard_oid();
+	TupleDesc	desc;
+	TriggerDesc *triggers;
 
 	obix_check_columns(rel);
+	desc = RelationGetDescr(rel);
+	triggers = rel->trigdesc;	/* good until the catalogs are looked at */
 	if (desc->natts > Natts_event)
 	{
 		Form_pg_attribute column = TupleDescAttr(desc, Natts_event);
