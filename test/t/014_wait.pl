@@ -166,7 +166,7 @@ is( $node->safe_psql(
 		'postgres',
 		"SELECT wait_event_type, wait_event FROM pg_stat_activity WHERE pid = $waiter->{obix_pid}"
 	),
-	'Extension|' . ($node->pg_version >= 17 ? 'ObixWait' : 'Extension'),
+	'Extension|' . ($node->pg_version->major >= 17 ? 'ObixWait' : 'Extension'),
 	'it waits on while an earlier event is open');
 $open->query_safe('COMMIT');
 woken($waiter, 'and is woken by its commit');

@@ -286,7 +286,7 @@ consumer_ok(
 # owner, and what it has left for later as that of the consumer; from PostgreSQL 18
 # on triggers run as who has caused them, then or later.
 #
-my $later = $node->pg_version >= 18 ? 'regress_obix_victim' : 'regress_obix_attacker';
+my $later = $node->pg_version->major >= 18 ? 'regress_obix_victim' : 'regress_obix_attacker';
 $node->safe_psql(
 	$db, q{
 TRUNCATE evil.seen;

@@ -237,7 +237,7 @@ my @hostile = (
 	[ 'IntervalStyle',                       'sql_standard', 'postgres' ],
 	[ 'quote_all_identifiers',               'on',           'off' ],
 	# not from PostgreSQL 19 on
-	($node->pg_version < 19 ? [ 'standard_conforming_strings', 'off', 'on' ] : ()),
+	($node->pg_version->major < 19 ? [ 'standard_conforming_strings', 'off', 'on' ] : ()),
 	[ 'backslash_quote',                     'off',          'safe_encoding' ],
 	[ 'bytea_output',                        'escape',       'hex' ],
 	[ 'extra_float_digits',                  '-15',          '1' ],
