@@ -63,9 +63,10 @@ sub insist
 
 	foreach (1 .. 1000 * $PostgreSQL::Test::Utils::timeout_default)
 	{
-		my ($result, $stdout) = $node->psql($db, $statement);
+		# one that is refused may be gone before it is told the statement
+		my ($result, $stdout) = eval { $node->psql($db, $statement) };
 
-		return $stdout if $result == 0;
+		return $stdout if defined $result && $result == 0;
 		usleep(20_000);
 	}
 	die "the server does not come back";
@@ -103,8 +104,19 @@ while ($killed < $kills)
 
 	if ($moment ne 'any')
 	{
-		$holder = $node->background_psql($db, on_error_stop => 0);
-		$holder->query('SELECT pg_advisory_lock(1)');
+		# the last crash may be still to come
+		foreach (1 .. 100)
+		{
+			$holder = eval {
+				my $session = $node->background_psql($db, on_error_stop => 0);
+
+				$session->query('SELECT pg_advisory_lock(1)');
+				$session;
+			};
+			last if $holder;
+			usleep(50_000);
+		}
+		$holder or die 'no session holds the lock';
 	}
 	$published = insist(
 		q{SELECT count(obix.publish('o', to_jsonb(g))) FROM generate_series(1, 60) g;
