@@ -683,8 +683,8 @@ swap_table(Oid relid, Oid copy, Oid shadow)
 
 /*
  * Swap tables for their copies and drop the schema of these, for a consumer that
- * belongs to owner.  Returns the new oids in the order of the old.  Waits for each lock as long as lock_timeout
- * says, and then does nothing that takes time.
+ * belongs to owner.  Returns the new oids in the order of the old.  Waits for
+ * each lock as long as lock_timeout says, and then does nothing that takes time.
  */
 List *
 obix_swap_shadow(const char *schema, List *relids, Oid owner)
