@@ -21,18 +21,28 @@
 #include "access/stratnum.h"
 #include "access/table.h"
 #include "access/tableam.h"
+#include "access/xlog.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_index.h"
 #include "miscadmin.h"
 #include "partitioning/partbounds.h"
 #include "partitioning/partdesc.h"
+#include "storage/latch.h"
+#include "storage/lmgr.h"
+#include "storage/proc.h"
 #include "utils/fmgroids.h"
+#include "utils/lsyscache.h"
 #include "utils/partcache.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
+#include "utils/timestamp.h"
+#include "utils/wait_event.h"
 
 #include "bounds.h"
 #include "compat.h"
+
+/* How often a reader on a standby tries to lock what replay has locked */
+#define STANDBY_LOCK_MS		5
 
 /* The bound before a range of the descriptor, as a number. */
 static int64
@@ -119,6 +129,41 @@ obix_partitions_end(Relation parent)
 	if (desc->nparts == 0 || bounds->ndatums == 0)
 		return 0;
 	return bound_value(bounds, bounds->ndatums - 1);
+}
+
+/*
+ * Lock a table in order to read it.  Returns false if a standby does not get
+ * the lock.
+ *
+ * There, replay has what it repeats locked until it comes to the end of that
+ * transaction.  Should it meet a snapshot in its way before, ours perhaps, it
+ * waits for that to go, while we wait for it.  Nobody detects such a deadlock:
+ * everything would stand still for max_standby_streaming_delay, and then we
+ * would be cancelled.  So we wait no longer than deadlock_timeout; who reads
+ * goes no further then.
+ */
+bool
+obix_lock_to_read(Oid relid)
+{
+	TimestampTz end;
+
+	if (!RecoveryInProgress())
+	{
+		LockRelationOid(relid, AccessShareLock);
+		return true;
+	}
+	end = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), DeadlockTimeout);
+	while (!ConditionalLockRelationOid(relid, AccessShareLock))
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (GetCurrentTimestamp() >= end)
+			return false;
+		(void) WaitLatch(MyLatch,
+						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 STANDBY_LOCK_MS, PG_WAIT_LOCK | LOCKTAG_RELATION);
+		ResetLatch(MyLatch);
+	}
+	return true;
 }
 
 /*
@@ -256,7 +301,7 @@ obix_highest_in(Relation leaf, Snapshot snapshot, int64 from, int64 to,
 
 /*
  * The lowest sequence at or above from in all the outbox; false if it has no
- * row there.
+ * row there.  Errors out if a standby does not get a lock.
  */
 bool
 obix_oldest_row(Relation parent, Snapshot snapshot, int64 from,
@@ -271,8 +316,16 @@ obix_oldest_row(Relation parent, Snapshot snapshot, int64 from,
 		CHECK_FOR_INTERRUPTS();
 		if (OidIsValid(leaf.relid))
 		{
-			Relation	rel = table_open(leaf.relid, AccessShareLock);
+			Relation	rel;
 
+			if (!obix_lock_to_read(leaf.relid))
+				ereport(ERROR,
+						(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+						 errmsg("could not lock partition \"%s\" during recovery",
+								get_rel_name(leaf.relid)),
+						 errdetail("Replay has locked it, and may be waiting for this session."),
+						 errhint("Try again.")));
+			rel = table_open(leaf.relid, NoLock);
 			found = obix_lowest_in(rel, snapshot, Max(from, leaf.lower),
 								   leaf.upper, sequence);
 			table_close(rel, AccessShareLock);

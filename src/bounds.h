@@ -48,6 +48,7 @@ extern Oid	obix_default_leaf(Relation parent);
 extern bool obix_can_scan(Relation leaf);
 extern int64 obix_partitions_end(Relation parent);
 
+extern bool obix_lock_to_read(Oid relid);
 extern Oid	obix_primary_key(Relation rel);
 extern void obix_begin_scan(ObixScan *scan, Relation leaf, Snapshot snapshot,
 							int64 from, int64 to, ScanDirection direction);

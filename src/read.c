@@ -29,6 +29,7 @@
 #include "storage/proc.h"
 #include "tcop/pquery.h"
 #include "utils/builtins.h"
+#include "utils/inval.h"
 #include "utils/memutils.h"
 #include "utils/portal.h"
 #include "utils/snapmgr.h"
@@ -63,15 +64,19 @@ obix_check_not_null(FunctionCallInfo fcinfo, const char *const *names,
 	}
 }
 
-/* Open an outbox for a user who may read all of it. */
+/*
+ * Open an outbox for a user who may read all of it.  Returns NULL if a standby
+ * does not get the lock.
+ */
 Relation
 obix_open_for_reading(Oid relid, const char *function, ObixRelation **known)
 {
 	Relation	parent;
 
 	obix_check_privilege(relid, ACL_SELECT);
-	parent = obix_open(relid, AccessShareLock, known);
-	obix_check_row_security(relid, function);
+	parent = obix_open_to_read(relid, known);
+	if (parent != NULL)
+		obix_check_row_security(relid, function);
 	return parent;
 }
 
@@ -87,17 +92,32 @@ obix_reading_snapshot(void)
 							GetTransactionSnapshot() : GetLatestSnapshot());
 }
 
+/*
+ * The resolved position.  After this the session knows the partitions in which
+ * everything up to there is; one that was attached meanwhile could hold the row
+ * that the caller is going to look for.
+ */
 int64
 obix_resolved(Oid relid)
 {
 	ObixRegistryRow row;
+	bool		found = obix_registry_find(relid, &row);
 
-	return obix_registry_find(relid, &row) ? row.resolved : 0;
+	AcceptInvalidationMessages();
+	return found ? row.resolved : 0;
 }
 
+/* What is known of a row */
+typedef enum
+{
+	ROW_MISSING,
+	ROW_FOUND,
+	ROW_LOCKED,					/* nothing: a standby does not get the lock */
+} RowState;
+
 /* Is there a row of this sequence for this snapshot?  Its id, if id is given. */
-static bool
-has_row(Relation parent, Snapshot snapshot, int64 sequence, pg_uuid_t *id)
+static RowState
+find_row(Relation parent, Snapshot snapshot, int64 sequence, pg_uuid_t *id)
 {
 	ObixLeaf	leaf;
 	Relation	rel;
@@ -108,8 +128,10 @@ has_row(Relation parent, Snapshot snapshot, int64 sequence, pg_uuid_t *id)
 
 	obix_find_leaf(parent, sequence, &leaf);
 	if (!OidIsValid(leaf.relid))
-		return false;
-	rel = table_open(leaf.relid, AccessShareLock);
+		return ROW_MISSING;
+	if (!obix_lock_to_read(leaf.relid))
+		return ROW_LOCKED;
+	rel = table_open(leaf.relid, NoLock);
 	obix_begin_scan(&scan, rel, snapshot, sequence, sequence + 1,
 					ForwardScanDirection);
 	exists = obix_next_row(&scan, &found);
@@ -117,7 +139,7 @@ has_row(Relation parent, Snapshot snapshot, int64 sequence, pg_uuid_t *id)
 		*id = *DatumGetUUIDP(slot_getattr(scan.slot, Anum_event_id, &isnull));
 	obix_end_scan(&scan);
 	table_close(rel, AccessShareLock);
-	return exists;
+	return exists ? ROW_FOUND : ROW_MISSING;
 }
 
 /*
@@ -226,7 +248,7 @@ look_into_hole(ObixReader *reader)
 	/* first what was resolved, then what is there: a row wins */
 	resolved = obix_resolved(RelationGetRelid(parent));
 	InitDirtySnapshot(dirty);
-	if (has_row(parent, &dirty, hole, NULL))
+	if (find_row(parent, &dirty, hole, NULL) != ROW_MISSING)
 		return;
 	if (hole <= resolved)
 		obix_report_removed(reader);
@@ -313,7 +335,9 @@ read_leaf(ObixReader *reader, const ObixLeaf *leaf)
 		return false;
 	}
 
-	rel = table_open(leaf->relid, AccessShareLock);
+	if (!obix_lock_to_read(leaf->relid))
+		return false;
+	rel = table_open(leaf->relid, NoLock);
 	context = AllocSetContextCreate(CurrentMemoryContext, "obix read",
 									ALLOCSET_DEFAULT_SIZES);
 	obix_begin_scan(&scan, rel, reader->snapshot, reader->expected, leaf->upper,
@@ -413,6 +437,8 @@ obix_read(PG_FUNCTION_ARGS)
 	reader.desc = result->setDesc;
 	reader.to = PG_INT64_MAX;
 	reader.parent = obix_open_for_reading(relid, "obix.read", &reader.known);
+	if (reader.parent == NULL)
+		return (Datum) 0;
 	reader.snapshot = obix_reading_snapshot();
 	reader.shared = obix_try_attach(reader.parent, reader.known);
 
@@ -429,26 +455,27 @@ obix_read(PG_FUNCTION_ARGS)
 	{
 		pg_uuid_t	id;
 		SnapshotData dirty;
-		bool		exists;
+		RowState	state;
 
 		/* who has read it may now have a snapshot that is older */
 		InitDirtySnapshot(dirty);
-		exists = has_row(reader.parent, &dirty, after, &id);
-		if (!exists && reader.shared == NULL &&
-			after > obix_resolved(relid))
+		state = find_row(reader.parent, &dirty, after, &id);
+		if (state == ROW_LOCKED ||
+			(state == ROW_MISSING && reader.shared == NULL &&
+			 after > obix_resolved(relid)))
 		{
-			/* a standby that has not got so far yet */
+			/* a standby that cannot tell, or has not got so far yet */
 			UnregisterSnapshot(reader.snapshot);
 			table_close(reader.parent, AccessShareLock);
 			return (Datum) 0;
 		}
-		if (!exists || memcmp(&id, PG_GETARG_UUID_P(4), sizeof(id)) != 0)
+		if (state == ROW_MISSING || memcmp(&id, PG_GETARG_UUID_P(4), sizeof(id)) != 0)
 			ereport(ERROR,
 					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 					 errmsg("event %lld of outbox \"%s\" does not have the expected id",
 							(long long) after,
 							RelationGetRelationName(reader.parent)),
-					 exists ?
+					 state == ROW_FOUND ?
 					 errdetail("Its id is %s: history has diverged in a restore or a failover.",
 							   DatumGetCString(DirectFunctionCall1(uuid_out, UUIDPGetDatum(&id)))) :
 					 errdetail("There is no event at that position."),
@@ -478,7 +505,9 @@ walk_visible(Relation parent, Snapshot snapshot, int64 from, int64 to)
 
 		if (!OidIsValid(leaf.relid))
 			break;
-		rel = table_open(leaf.relid, AccessShareLock);
+		if (!obix_lock_to_read(leaf.relid))
+			break;
+		rel = table_open(leaf.relid, NoLock);
 		obix_begin_scan(&scan, rel, snapshot, expected, upper,
 						ForwardScanDirection);
 		while (obix_next_row(&scan, &sequence) && sequence == expected)
@@ -534,8 +563,11 @@ obix_high_water_mark(PG_FUNCTION_ARGS)
 	ObixRelation *known;
 	Relation	parent = obix_open_for_reading(PG_GETARG_OID(0),
 											   "obix.high_water_mark", &known);
-	int64		mark = obix_exact_high_water_mark(parent, known);
+	int64		mark;
 
+	if (parent == NULL)
+		PG_RETURN_INT64(obix_resolved(PG_GETARG_OID(0)));
+	mark = obix_exact_high_water_mark(parent, known);
 	table_close(parent, AccessShareLock);
 	PG_RETURN_INT64(mark);
 }
@@ -570,12 +602,15 @@ next_is_visible(Oid relid, int64 after)
 {
 	ObixRelation *known;
 	Relation	parent;
-	bool		visible;
+	bool		visible = false;
 
 	PushActiveSnapshot(GetTransactionSnapshot());
-	parent = obix_open(relid, AccessShareLock, &known);
-	visible = has_row(parent, GetActiveSnapshot(), after + 1, NULL);
-	table_close(parent, AccessShareLock);
+	parent = obix_open_to_read(relid, &known);
+	if (parent != NULL)
+	{
+		visible = find_row(parent, GetActiveSnapshot(), after + 1, NULL) == ROW_FOUND;
+		table_close(parent, AccessShareLock);
+	}
 	PopActiveSnapshot();
 	InvalidateCatalogSnapshot();
 	return visible;
@@ -640,8 +675,8 @@ obix_wait(PG_FUNCTION_ARGS)
 	TimestampTz end;
 	ObixRelation *known;
 	Relation	parent;
-	ObixOutbox *shared;
-	int32		id;
+	ObixOutbox *shared = NULL;
+	int32		id = 0;
 	bool		dropped = false;
 	XLogRecPtr	looked_at = InvalidXLogRecPtr;
 
@@ -657,16 +692,19 @@ obix_wait(PG_FUNCTION_ARGS)
 	end = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), timeout);
 
 	parent = obix_open_for_reading(relid, "obix.wait", &known);
-	shared = obix_try_attach(parent, known);
-	id = known->id;
-	if (shared != NULL)
+	if (parent != NULL)
 	{
-		ObixPosition position;
+		shared = obix_try_attach(parent, known);
+		id = known->id;
+		if (shared != NULL)
+		{
+			ObixPosition position;
 
-		obix_get_position(shared, relid, id, &position);
-		obix_check_not_beyond(parent, NULL, after, position.head);
+			obix_get_position(shared, relid, id, &position);
+			obix_check_not_beyond(parent, NULL, after, position.head);
+		}
+		table_close(parent, AccessShareLock);
 	}
-	table_close(parent, AccessShareLock);
 
 	for (;;)
 	{

@@ -29,8 +29,8 @@
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
 #include "miscadmin.h"
-#include "storage/lmgr.h"
 #include "rewrite/prs2lock.h"
+#include "storage/lmgr.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
@@ -197,6 +197,30 @@ obix_open(Oid relid, LOCKMODE lockmode, ObixRelation **known)
 			 errhint("Use obix.adopt_outbox if it was restored without its row there.") :
 			 errhint("Use obix.create_outbox to create an outbox.")));
 	return NULL;				/* keep compiler quiet */
+}
+
+/*
+ * Open an outbox in order to read it.  Returns NULL if a standby does not get
+ * the lock.
+ */
+Relation
+obix_open_to_read(Oid relid, ObixRelation **known)
+{
+	return obix_lock_to_read(relid) ? obix_open(relid, NoLock, known) : NULL;
+}
+
+/* The same for who can do without: also if it does not exist, or is none. */
+Relation
+obix_try_open_to_read(Oid relid, ObixRelation **known)
+{
+	Relation	parent;
+
+	if (!obix_lock_to_read(relid))
+		return NULL;
+	parent = obix_try_open(relid, NoLock, known);
+	if (parent == NULL)
+		UnlockRelationOid(relid, AccessShareLock);
+	return parent;
 }
 
 /*

@@ -37,6 +37,8 @@ extern ObixRelation *obix_get_relation(Relation parent);
 extern Relation obix_try_open(Oid relid, LOCKMODE lockmode,
 							  ObixRelation **known);
 extern Relation obix_open(Oid relid, LOCKMODE lockmode, ObixRelation **known);
+extern Relation obix_open_to_read(Oid relid, ObixRelation **known);
+extern Relation obix_try_open_to_read(Oid relid, ObixRelation **known);
 extern Relation obix_open_to_maintain(Oid relid, ObixMutex mutex,
 									  LOCKMODE lockmode,
 									  ObixRegistryRow *row,

@@ -55,10 +55,10 @@ obix_partitions(PG_FUNCTION_ARGS)
 	bool		isnull[3] = {false, false, false};
 
 	InitMaterializedSRF(fcinfo, 0);
-	parent = obix_try_open(PG_GETARG_OID(0), AccessShareLock, &known);
+	parent = obix_try_open_to_read(PG_GETARG_OID(0), &known);
 	if (parent == NULL)
 	{
-		/* dropped just now, listed by hand, or no outbox at all */
+		/* dropped just now, locked on a standby, listed by hand, or no outbox */
 		if (get_rel_name(PG_GETARG_OID(0)) != NULL &&
 			!obix_registry_find(PG_GETARG_OID(0), &row))
 			(void) obix_open(PG_GETARG_OID(0), AccessShareLock, &known);
@@ -112,9 +112,12 @@ obix_outbox_state(PG_FUNCTION_ARGS)
 
 	memset(isnull, true, sizeof(isnull));
 
-	/* NULLs for who may not know, and for an outbox that is being dropped */
+	/*
+	 * NULLs for who may not know, for an outbox that is being dropped, and
+	 * for one that is locked on a standby
+	 */
 	if (obix_may_select(relid, GetUserId()))
-		parent = obix_try_open(relid, AccessShareLock, &known);
+		parent = obix_try_open_to_read(relid, &known);
 	if (parent != NULL)
 		shared = obix_try_attach(parent, known);
 
@@ -197,7 +200,9 @@ next_recorded_at(Relation parent, int64 after, TimestampTz *recorded_at)
 	if (!obix_oldest_row(parent, snapshot, after + 1, &sequence))
 		return false;
 	obix_find_leaf(parent, sequence, &leaf);
-	rel = table_open(leaf.relid, AccessShareLock);
+	if (!obix_lock_to_read(leaf.relid))
+		return false;
+	rel = table_open(leaf.relid, NoLock);
 	obix_begin_scan(&scan, rel, snapshot, sequence, sequence + 1,
 					ForwardScanDirection);
 	found = obix_next_row(&scan, &sequence);
@@ -267,7 +272,7 @@ obix_consumer_progress(PG_FUNCTION_ARGS)
 
 		if (get_rel_name(consumer.outbox) != NULL &&
 			obix_may_read(consumer.outbox, GetUserId()))
-			parent = obix_try_open(consumer.outbox, AccessShareLock, &known);
+			parent = obix_try_open_to_read(consumer.outbox, &known);
 	}
 	if (parent != NULL)
 	{

@@ -11,8 +11,18 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
+# No reader is ever cancelled for being in the way of replay: if one was for longer
+# than it reads, everything would stand still.
 my ($result, $stdout, $stderr);
-my $primary = new_node('primary', init => { allows_streaming => 1 });
+my $primary = new_node(
+	'primary',
+	init => { allows_streaming => 1 },
+	conf => <<'CONF');
+autovacuum = off
+log_recovery_conflict_waits = on
+max_standby_archive_delay = -1
+max_standby_streaming_delay = -1
+CONF
 
 setup_database($primary, 'postgres');
 $primary->safe_psql(
