@@ -27,8 +27,26 @@ our @EXPORT = qw(
   processes_of launcher_pid worker_pid crash
   make_handler consumer_ok consumers_ok dispatcher_pids no_dispatchers
   log_offset log_count unlike_log
+  slowness
   time usleep
 );
+
+# How long a program may run, or a session be silent, that a test does other
+# things beside: its timer begins when it does.
+my $patience = 4 * $PostgreSQL::Test::Utils::timeout_default;
+
+{
+	no warnings 'redefine';
+	my $background_psql = \&PostgreSQL::Test::Cluster::background_psql;
+
+	*PostgreSQL::Test::Cluster::background_psql = sub {
+		my ($node, $db, %params) = @_;
+		my $session = $node->$background_psql($db, timeout => $patience, %params);
+
+		$session->set_query_timer_restart();
+		return $session;
+	};
+}
 
 # The settings of every server here; callers append their own after these.
 sub base_conf
@@ -222,6 +240,19 @@ sub no_workers
 	);
 }
 
+# How many times slower than one that has nothing else to do this machine is at the
+# moment, going by how long it takes to ask something: limits of time are for such
+# a machine.
+sub slowness
+{
+	my ($node) = @_;
+	my $start = time;
+
+	$node->safe_psql('postgres', 'SELECT 1') foreach (1 .. 5);
+	my $slowness = (time - $start) / 5 / 0.03;
+	return $slowness > 1 ? $slowness : 1;
+}
+
 # Start a session that waits on an outbox, and return once it sleeps.
 sub start_wait
 {
@@ -286,8 +317,7 @@ sub start_pgbench
 		$db =~ /=/ ? $db : $node->connstr($db));
 
 	$run->{handle} = IPC::Run::start(\@command, '<', \undef, '>',
-		\$run->{stdout}, '2>', \$run->{stderr},
-		IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
+		\$run->{stdout}, '2>', \$run->{stderr}, IPC::Run::timeout($patience));
 	return $run;
 }
 
@@ -344,8 +374,7 @@ sub start_psql
 			'-d', $db =~ /=/ ? $db : $node->connstr($db), '-f', $path
 		],
 		'<', \undef, '>', $run->{stdout}, '2>', \$run->{stderr},
-		IPC::Run::timeout(
-			$params{timeout} // $PostgreSQL::Test::Utils::timeout_default));
+		IPC::Run::timeout($params{timeout} // $patience));
 	return $run;
 }
 
