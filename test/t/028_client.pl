@@ -1,7 +1,7 @@
 
-# What the README shows, run as it stands there: its SQL about consumers and
-# handlers, and the client in Python, which has to get through whatever happens
-# to it with every event applied once and in order.
+# The consumers that the README shows, at work: its loop in SQL, its handlers, and
+# the client in Python, which has to get through whatever happens to it with every
+# event applied once and in order.
 
 use strict;
 use warnings;
@@ -19,56 +19,31 @@ my $client = "$top/test/clients/consume.py";
 my $python = '/usr/bin/python3';             # Debian's, which finds its packages
 my $node   = new_node('main');
 
-# The blocks in a language of the README's part from one heading to another.
-sub blocks
+# The block in a language in the README's part of this name, that has a text.
+sub block
 {
-	my ($language, $from, $to) = @_;
+	my ($language, $part, $has) = @_;
+	my ($text) = $readme =~ /^### \Q$part\E\n(.*?)^##/ms or die "README.md has no \"$part\"";
+	my ($block) = grep { index($_, $has) >= 0 } $text =~ /^```$language\n(.*?)^```\n/msg;
 
-	$readme =~ /^\Q$from\E\n(.*?)^\Q$to\E\n/ms or die "README.md has no \"$from\"";
-	my $part = $1;
-	my @blocks = $part =~ /^```$language\n(.*?)^```\n/msg;
-
-	die "\"$from\" has no block in $language" unless @blocks;
-	return @blocks;
+	return $block // die "\"$part\" has no block with \"$has\"";
 }
 
 #
-# The README's SQL, from its first example on
+# Its loop, which runs until its session ends, and its handlers.  An event that
+# fails is put aside.
 #
 my $db = 'readme';
 $node->safe_psql('postgres', "CREATE DATABASE $db");
 $node->safe_psql(
 	$db, q{
+CREATE EXTENSION obix;
 CREATE SCHEMA app;
-CREATE TABLE app.account (id bigint PRIMARY KEY, balance numeric NOT NULL);
-INSERT INTO app.account VALUES (1, 100);});
-
-my $shown = start_psql(
-	$node, $db, 'readme', join "\n",
-	"SET application_name = 'readme';",
-	blocks('sql', '# obix',       '## What is guaranteed'),
-	blocks('sql', '## Consuming', '## Handlers'),
-	blocks('sql', '## Handlers',  '## Administration'),
-	"\\echo done\n");
-
-# The first example waits for event 2.
-$node->poll_query_until('postgres',
-	q{SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name = 'readme' AND query LIKE 'CALL obix.wait(%' AND wait_event_type = 'Extension'}
-) or die 'the first example does not wait';
-$node->safe_psql($db,
-	q{SELECT obix.publish('app.orders', '{"amount": 5}', type => 'paid', key => 'account-2')}
-);
-my @lines = finish_psql($shown);
-is($lines[-1], 'done', 'the SQL in the README runs') or diag $shown->{stderr};
-unlike($shown->{stderr}, qr/ERROR|WARNING/, 'without a warning');
-
-my $totals = q{SELECT string_agg(format('%s %s %s', account, paid, payments), ', ' ORDER BY account) FROM app.total};
-poll_ok($node, $db, qq{SELECT ($totals) = 'account-1 10 1, account-2 5 1'},
-	'its handlers were called');
-is($node->safe_psql($db, q{SELECT count(*) FROM app.receipt}),
-	'1', 'its turn was applied');
-
-# Its loop runs until its session ends; an event that fails is put aside.
+SELECT obix.create_outbox('app.orders');});
+$node->safe_psql($db, $_)
+  foreach block('sql', 'Consume with retries', 'CREATE TABLE app.receipt'),
+  block('sql', 'Consume with retries', 'CREATE PROCEDURE app.write_receipts'),
+  block('sql', 'Projections',          'CREATE TABLE app.total');
 $node->safe_psql(
 	$db, q{
 SELECT obix.alter_consumer(c, max_attempts => 2, backoff => '10 ms', on_failure => 'dead_letter')
@@ -85,7 +60,7 @@ my $wanted = q{SELECT sequence, key, (payload ->> 'amount')::numeric FROM app.or
 poll_ok(
 	$node,
 	$db,
-	qq{SELECT count(*) = 201 AND NOT EXISTS (TABLE app.receipt EXCEPT $wanted) FROM app.receipt},
+	qq{SELECT count(*) = 199 AND NOT EXISTS (TABLE app.receipt EXCEPT $wanted) FROM app.receipt},
 	'its loop applies what it should');
 poll_ok(
 	$node,
@@ -105,8 +80,8 @@ $node->safe_psql($db,
 #
 # The client
 #
-my @shown = blocks('python', '## Consuming', '## Handlers');
-ok(@shown == 1 && index(slurp_file($client), $shown[0]) >= 0,
+ok( index(
+		slurp_file($client), block('python', 'Consume with retries', 'obix.ack')) >= 0,
 	'the README shows the client as it is');
 
 SKIP:
