@@ -357,6 +357,16 @@ foreach my $path (glob("$top/src/*.c"))
 }
 is(join("\n", @missing), '', 'README.md has every error');
 
+#
+# Links lead somewhere
+#
+my $prose   = $readme =~ s/^```.*?^```$//msgr;
+my %heading = map { (lc =~ s/[^\w\- ]//gr =~ tr/ /-/r) => 1 } $prose =~ /^#+ (.*)$/mg;
+is( join("\n",
+		grep { /^#(.*)/ ? !$heading{$1} : !/^https?:/ && !-e "$top/$_" } $prose =~ /\]\(([^)]*)\)/g),
+	'',
+	'its links lead somewhere');
+
 if (defined $result)
 {
 	open my $file, '>', $result or die "could not write $result: $!";
