@@ -54,7 +54,7 @@ ok(no_workers($node), 'no worker stays behind');
 
 # Idle workers must not keep a database either.
 $node->safe_psql('postgres',
-	q{ALTER SYSTEM SET obix.worker_linger = '2 s'; CREATE DATABASE busy});
+	q{ALTER SYSTEM SET obix.worker_linger = '4 s'; CREATE DATABASE busy});
 $node->reload;
 setup_database($node, 'busy');
 $node->safe_psql('busy',

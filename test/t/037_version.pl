@@ -14,7 +14,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $seconds = 10;
-my $node    = new_node('main', conf => "log_min_messages = debug1\nobix.worker_linger = '2s'");
+my $node    = new_node('main', conf => "log_min_messages = debug1\nobix.worker_linger = '4s'");
 my $idles   = qr/no worker of obix acts in database/;
 my $started = qr/starting background worker process "obix (?:worker|dispatcher)"/;
 my ($result, $stdout, $stderr);

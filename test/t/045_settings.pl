@@ -170,8 +170,10 @@ foreach my $pid ($launcher, $worker, $dispatcher)
 {
 	my $contexts = log_offset($node);
 
-	$node->safe_psql('postgres', "SELECT pg_cancel_backend($pid)") foreach (1 .. 3);
-	$node->safe_psql('postgres', "SELECT pg_log_backend_memory_contexts($pid)");
+	# in one session, for the worker leaves after some seconds
+	$node->safe_psql('postgres',
+		"SELECT pg_cancel_backend($pid), pg_sleep(0.01) FROM generate_series(1, 3); SELECT pg_log_backend_memory_contexts($pid)"
+	);
 	$node->wait_for_log(qr/logging memory contexts of PID $pid/, $contexts);
 }
 publish($node, 'app', 'o', 1);
