@@ -77,10 +77,14 @@ async function fetch(client, consumer, limit) {
     return (await client.query('SELECT * FROM obix.fetch($1, $2, wait => true)', [consumer, limit])).rows;
 }
 
-/** The effect of an event.  (To pg, a number in JSON has 15 digits.) */
+/**
+ * The effect of an event.  A setting has the trace context, for triggers for instance.
+ * (To JavaScript, a number in JSON has 15 digits.)
+ */
 async function apply(client, event) {
     await client.query(
-        'INSERT INTO app.receipt (sequence, account, amount, traceparent) VALUES ($1, $2, $3, $4)',
+        `INSERT INTO app.receipt (sequence, account, amount)
+         SELECT $1, $2, $3 FROM set_config('app.traceparent', $4, true)`,
         [event.sequence, event.key, event.payload.amount, childContext(event.headers)]);
 }
 

@@ -21,7 +21,6 @@ What it knows is in the database, and nothing in the session.  So connections
 may go by way of a pooler, and several of these may run: one has its turn, and
 the others are ready to go on where it has left off.
 """
-import contextlib
 import logging
 import os
 import random
@@ -39,7 +38,7 @@ LEASE = float(os.environ.get("LEASE", "30"))    # seconds
 MAX_DELAY = 30.0    # seconds between attempts to connect, at most
 
 stopping = False
-idle = False        # nothing is in hand: may be interrupted at once
+in_hand = False     # whether something is in hand that has to be finished first
 
 
 def child_context(headers):
@@ -53,37 +52,29 @@ def child_context(headers):
     return parent and f"00-{parent[2]}-{secrets.token_hex(8)}-{parent[4]}"
 
 
-@contextlib.contextmanager
-def nothing_in_hand():
-    """Where SIGTERM ends it at once; psycopg cancels what the server is at."""
-    global idle
-    idle = True
-    try:
-        if stopping:
-            raise KeyboardInterrupt
-        yield
-    finally:
-        idle = False
-
-
-def wait(conn, consumer):
-    """Wait until there may be something to do."""
-    with nothing_in_hand():
-        conn.execute("CALL obix.wait_for(%s, '30 s')", (consumer,))
+def hold(something):
+    """Note whether something is in hand.  If nothing is, this may be the end."""
+    global in_hand
+    in_hand = something
+    if stopping and not something:
+        raise KeyboardInterrupt
 
 
 # --- effects in this database, each in the transaction that acknowledges it
 
 def fetch(conn, consumer, limit):
     """The next events.  While another fetches, waits until that has committed."""
-    return conn.execute("SELECT * FROM obix.fetch(%s, %s, wait => true)",
-                        (consumer, limit)).fetchall()
+    hold(False)
+    events = conn.execute("SELECT * FROM obix.fetch(%s, %s, wait => true)",
+                          (consumer, limit)).fetchall()
+    hold(bool(events))
+    return events
 
 
 def apply(conn, event):
-    """The effect of an event."""
-    conn.execute("INSERT INTO app.receipt (sequence, account, amount, traceparent)"
-                 " VALUES (%s, %s, %s, %s)",
+    """The effect of an event.  A setting has the trace context, for triggers for instance."""
+    conn.execute("INSERT INTO app.receipt (sequence, account, amount)"
+                 " SELECT %s, %s, %s FROM set_config('app.traceparent', %s, true)",
                  (event.sequence, event.key, event.payload["amount"], child_context(event.headers)))
 
 
@@ -103,7 +94,7 @@ def report(conn, consumer, event, error):
 def consume(conn, consumer):
     """Deal with events, as long as the connection lasts."""
     limit = BATCH
-    while not stopping:
+    while True:
         events = []
         try:
             with conn.transaction():
@@ -122,7 +113,7 @@ def consume(conn, consumer):
             if events:
                 limit = min(2 * limit, BATCH)
             else:
-                wait(conn, consumer)
+                conn.execute("CALL obix.wait_for(%s, '30 s')", (consumer,))
 
 
 # --- effects elsewhere, each before its acknowledgement, under a lease
@@ -138,12 +129,13 @@ def deliver(folder, event):
 
 def forward(conn, consumer, folder):
     """Deliver events elsewhere, as long as the connection lasts."""
-    while not stopping:
+    while True:
+        hold(True)
         token = conn.execute("SELECT obix.acquire(%s, make_interval(secs => %s))",
                              (consumer, LEASE)).fetchone()[0]
         if token is None:               # somebody else is at it
-            with nothing_in_hand():
-                time.sleep(1)
+            hold(False)
+            time.sleep(1)
             continue
         renewed = time.monotonic()
         events = conn.execute("SELECT sequence, id, obix.cloudevent(e)::text AS cloudevent"
@@ -173,21 +165,21 @@ def forward(conn, consumer, folder):
             # The lease has ended, or a dead letter was let go: what is not
             # acknowledged comes again.
             logging.warning("%s", error)
-            continue
+            events = []
+        hold(False)
         if not events or failed:
-            wait(conn, consumer)
+            conn.execute("CALL obix.wait_for(%s, '30 s')", (consumer,))
 
 
 def main(consumer, folder=None):
     """Connect, and connect again when the connection is lost."""
     delay = 0.0
-    while not stopping:
+    while True:
         conn = None
         try:
             # a pooler of transactions may know no prepared statements
-            with nothing_in_hand():
-                conn = psycopg.connect(autocommit=True, prepare_threshold=None,
-                                       row_factory=namedtuple_row)
+            conn = psycopg.connect(autocommit=True, prepare_threshold=None,
+                                   row_factory=namedtuple_row)
             logging.info("connected")
             delay = 0.0
             with conn:
@@ -198,18 +190,17 @@ def main(consumer, folder=None):
         except psycopg.OperationalError as error:
             if conn is not None and not conn.broken:
                 raise
+            hold(False)
             delay = min(2 * delay + 0.1, MAX_DELAY)
             logging.warning("no connection: %s", error)
-            with nothing_in_hand():
-                time.sleep(delay * random.uniform(0.5, 1))
+            time.sleep(delay * random.uniform(0.5, 1))
 
 
 def stop(signum, frame):
-    """Go no further than what is in hand."""
+    """Go no further than what is in hand; psycopg cancels what the server is at."""
     global stopping
     stopping = True
-    if idle:
-        raise KeyboardInterrupt
+    hold(in_hand)
 
 
 if __name__ == "__main__":

@@ -92,12 +92,13 @@ consume()
 			FROM obix.fetch(:'consumer', :limit, wait => true) e \gset
 			\echo :events :first
 			\if :some
-			INSERT INTO app.receipt (sequence, account, amount, traceparent)
-			SELECT sequence, key, (payload ->> 'amount')::numeric,
+			INSERT INTO app.receipt (sequence, account, amount)
+			SELECT sequence, key, (payload ->> 'amount')::numeric
+			FROM unnest(:'batch'::obix.event[])
 			    -- the trace of whoever has published it, and a span of ours
-			    regexp_replace(substring(headers ->> 'traceparent' FROM '^\w\w-\w{32}-\w{16}-\w\w'),
-			        '^..(-.{32}-).{16}', '00\1' || substr(md5(random()::text || sequence), 1, 16))
-			FROM unnest(:'batch'::obix.event[]);
+			    CROSS JOIN regexp_replace(substring(headers ->> 'traceparent' FROM '^\w\w-\w{32}-\w{16}-\w\w'),
+			        '^..(-.{32}-).{16}', '00\1' || substr(md5(random()::text || sequence), 1, 16)) context
+			    CROSS JOIN set_config('app.traceparent', context, true);
 			SELECT obix.ack(:'consumer', :last);
 			\endif
 			COMMIT;

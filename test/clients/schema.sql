@@ -11,7 +11,8 @@ SELECT obix.create_outbox('app.orders');
 
 -- receipts are written in this database, with the acknowledgement in one transaction
 CREATE TABLE app.receipt (
-    sequence bigint PRIMARY KEY, account text NOT NULL, amount numeric NOT NULL, traceparent text);
+    sequence bigint PRIMARY KEY, account text NOT NULL, amount numeric NOT NULL,
+    traceparent text DEFAULT nullif(current_setting('app.traceparent', true), ''));
 SELECT obix.create_consumer('receipts', 'app.orders', types => '{paid}', on_failure => 'dead_letter');
 
 -- messages go elsewhere, as CloudEvents
