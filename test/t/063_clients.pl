@@ -177,8 +177,8 @@ sub ended_ok
 # What they do
 #
 
-# Payments as input of publishers: every seventh is refused, two of three have a
-# trace context.
+# Payments as input of publishers: every seventh is refused, every fifth is given
+# twice, two of three have a trace context.
 my $payments = 0;
 
 sub feed
@@ -196,8 +196,10 @@ sub feed
 				my $trace =
 				  $payments % 3 == 0 ? '' : sprintf '00-%032x-%016x-01 vendor=%d', $payments, $payments, $payments;
 
+				my $line = sprintf "%s %d %s %s\n", $payment, 1 + $payments % 10, $amount, $trace;
+
 				$languages{$language}{wanted}{$payment} = $amount if $payments % 7;
-				printf { $publisher->{input} } "%s %d %s %s\n", $payment, 1 + $payments % 10, $amount, $trace;
+				print { $publisher->{input} } $payments % 5 ? $line : $line x 2;
 			}
 		}
 	}
@@ -339,7 +341,7 @@ sub halt
 			q{SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%INTO app.receipt%' AND wait_event_type = 'Lock'}
 		) or die "the receipts in $halted->{language} do not halt";
 		wait_for_file($halted->{files}[0]);
-		is(-e $halted->{files}[2], undef, "consumers halt at work: $halted->{language}");
+		ok(!-e $halted->{files}[2], "consumers halt at work: $halted->{language}");
 	}
 	return @halted;
 }
