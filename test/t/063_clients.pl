@@ -395,7 +395,7 @@ foreach my $language (@languages)
 	my $folder = $languages{$language}{folder} = $node->basedir . "/$language-messages";
 
 	mkdir $folder or die "could not make $folder: $!";
-	$node->safe_psql('postgres', "CREATE DATABASE $language");
+	$node->safe_psql('postgres', "CREATE DATABASE $language TEMPLATE template0 ENCODING 'UTF8'");
 	$node->safe_psql($language, slurp_file("$clients/schema.sql"));
 	$node->safe_psql(
 		$language, q{
