@@ -340,13 +340,13 @@ sub halt
 		$node->poll_query_until($halted->{language},
 			q{SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%INTO app.receipt%' AND wait_event_type = 'Lock'}
 		) or die "the receipts in $halted->{language} do not halt";
-		wait_for_file($halted->{files}[0]);
+		await_file($halted->{files}[0]);
 		ok(!-e $halted->{files}[2], "consumers halt at work: $halted->{language}");
 	}
 	return @halted;
 }
 
-sub wait_for_file
+sub await_file
 {
 	my ($file) = @_;
 
@@ -373,7 +373,7 @@ sub let_go
 			my $message = slurp_file("$file.new");
 
 			# it has been moved to its place
-			wait_for_file($file);
+			await_file($file);
 			unlink $file or die "could not remove $file: $!";
 			append_to_file($file, $message);
 		}
