@@ -348,7 +348,7 @@ obix_alter_outbox(PG_FUNCTION_ARGS)
 		if (!PG_ARGISNULL(3))
 		{
 			obix_raise_head(shared, row.resolved);
-			obix_xact_walked(xact, row.resolved + 1, 0);
+			obix_xact_walked(xact, row.resolved + 1, 0, 0);
 		}
 		obix_xact_request_work(relid, OBIX_WORK_PREMAKE);
 	}

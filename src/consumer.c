@@ -554,7 +554,8 @@ find_state(int32 id, Oid outbox, ObixConsumerState *state, bool to_change)
 		if (!state->own &&
 			!(obix_turn_get_tid(id, &tid) &&
 			  ItemPointerEquals(&tid, &slot->tts_tid)))
-			obix_turn_set_tid(id, &slot->tts_tid);
+			obix_turn_set_tid(id, &slot->tts_tid,
+							  Max(state->position, state->scanned));
 	}
 	ExecDropSingleTupleTableSlot(slot);
 	UnregisterSnapshot(snapshot);

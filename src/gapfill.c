@@ -37,6 +37,7 @@
 #include "bounds.h"
 #include "compat.h"
 #include "gapfill.h"
+#include "progress.h"
 #include "registry.h"
 #include "relation.h"
 #include "writer.h"
@@ -52,10 +53,14 @@
 #define MAX_PLACEHOLDERS	10000
 #define MAX_ROWS			1000000
 
+/* After so many of either, how far it is is noted */
+#define PROGRESS_STEPS		1000
+
 /* A walk along the primary key of all leaves */
 typedef struct ObixWalk
 {
 	Relation	parent;
+	int64		from;			/* where it began */
 	int64		next;			/* everything below is settled */
 	int64		to;				/* the frontier when the walk began */
 	int64		undecided;		/* where somebody else decides, 0: nowhere */
@@ -68,6 +73,14 @@ typedef struct ObixWalk
 	MinimalTuple placeholder;
 	ObixWriter *writer;			/* NULL until the first hole */
 } ObixWalk;
+
+/* Say how far it is, after so many steps of a kind: now and then. */
+static void
+note_progress(ObixWalk *walk, int64 steps)
+{
+	if (steps % PROGRESS_STEPS == 0)
+		obix_progress_done(walk->next - walk->from);
+}
 
 /*
  * Fill the holes from walk->next up to but not including a sequence.  Returns
@@ -122,6 +135,7 @@ fill_holes(ObixWalk *walk, const ObixLeaf *leaf, int64 end)
 		}
 		walk->filled++;
 		walk->next++;
+		note_progress(walk, walk->filled);
 	}
 	return true;
 }
@@ -198,7 +212,8 @@ walk_leaf(ObixWalk *walk, const ObixLeaf *leaf)
 			break;
 		}
 		walk->next = sequence + 1;
-		complete = ++walk->rows != walk->max_rows;
+		note_progress(walk, ++walk->rows);
+		complete = walk->rows != walk->max_rows;
 	}
 	obix_end_scan(&look.scan);
 	table_close(rel, AccessShareLock);
@@ -234,7 +249,7 @@ obix_fill(Oid relid, bool all)
 	shared = obix_attach(parent, known);
 
 	obix_begin_walk(shared, &from, &walk.to, &walk.allocates);
-	walk.next = Max(from, row.resolved + 1);
+	walk.next = walk.from = Max(from, row.resolved + 1);
 	if (from != 0 && from <= walk.to)
 	{
 		obix_become_owner(parent, &saved);
@@ -244,6 +259,8 @@ obix_fill(Oid relid, bool all)
 		walk.max_filled = all ? PG_INT64_MAX : MAX_PLACEHOLDERS;
 		if (walk.next <= walk.to)
 		{
+			obix_progress_begin(OBIX_OPERATION_FILL, relid, all);
+			obix_progress_phase(OBIX_PHASE_WALKING, walk.to - walk.from + 1);
 			obix_find_leaf(parent, walk.next, &leaf);
 			while (walk_leaf(&walk, &leaf) && walk.next <= walk.to &&
 				   obix_next_leaf(parent, &leaf))
@@ -251,6 +268,7 @@ obix_fill(Oid relid, bool all)
 		}
 		if (walk.writer != NULL)
 			obix_writer_end(walk.writer);
+		obix_progress_end();
 		obix_become_self(&saved);
 
 		if (walk.busy && (all || walk.filled == 0))
@@ -258,7 +276,8 @@ obix_fill(Oid relid, bool all)
 					(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
 					 errmsg("could not obtain lock on a partition of outbox \"%s\"",
 							RelationGetRelationName(parent))));
-		obix_xact_walked(obix_xact(parent, shared), walk.next, walk.undecided);
+		obix_xact_walked(obix_xact(parent, shared), walk.next, walk.undecided,
+						 walk.filled);
 	}
 	table_close(parent, NoLock);
 	return walk.filled;

@@ -250,6 +250,7 @@ start_worker(ObixDatabase *database, ObixWorkerKind kind, TimestampTz now)
 	{
 		obix_free_worker(place, NULL);
 		started[place].handle = NULL;
+		obix_set_refused(now);
 		if (no_worker_logged == 0 ||
 			TimestampDifferenceExceeds(no_worker_logged, now, MAX_DELAY_MS))
 		{
@@ -263,6 +264,7 @@ start_worker(ObixDatabase *database, ObixWorkerKind kind, TimestampTz now)
 		return first ? START_NO_ROOM : START_NO_NEED;
 	}
 	no_worker_until = 0;
+	obix_set_refused(0);
 	started[place].database = database->oid;
 	database->started_at[kind] = now;
 	return START_DONE;

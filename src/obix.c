@@ -28,6 +28,7 @@
 #include "obix.h"
 #include "outbox.h"
 #include "owner.h"
+#include "progress.h"
 #include "publish.h"
 #include "registry.h"
 #include "relation.h"
@@ -91,6 +92,7 @@ end_transaction(XactEvent event, void *arg)
 		case XACT_EVENT_COMMIT:
 		case XACT_EVENT_PREPARE:
 		case XACT_EVENT_ABORT:
+			obix_progress_end();
 			obix_publish_end();
 			obix_consumer_end();
 			obix_xact_end(event);

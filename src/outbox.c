@@ -30,6 +30,7 @@
 #include "compat.h"
 #include "obix.h"
 #include "outbox.h"
+#include "progress.h"
 #include "turn.h"
 #include "work.h"
 
@@ -52,21 +53,22 @@ obix_nth_outbox(int n)
 	return (ObixOutbox *) (obix_entries + n * entry_size());
 }
 
-/* ObixShared, then the outboxes, then the consumers */
+/* ObixShared, then the outboxes, the consumers, and operations */
 static Size
 shmem_size(void)
 {
 	Size		size = MAXALIGN(sizeof(ObixShared));
 
 	size = add_size(size, mul_size(obix_max_outboxes, entry_size()));
-	return add_size(size, obix_turn_shmem_size());
+	size = add_size(size, MAXALIGN(obix_turn_shmem_size()));
+	return add_size(size, obix_progress_shmem_size());
 }
 
 void
 obix_shmem_request(void)
 {
 	RequestAddinShmemSpace(shmem_size());
-	RequestNamedLWLockTranche(OBIX_TRANCHE_NAME, obix_max_outboxes + 3);
+	RequestNamedLWLockTranche(OBIX_TRANCHE_NAME, obix_max_outboxes + 4);
 }
 
 void
@@ -74,12 +76,15 @@ obix_shmem_startup(void)
 {
 	bool		found;
 	LWLockPadded *locks;
+	char	   *turns;
 
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
 
 	obix_shared = ShmemInitStruct("obix", shmem_size(), &found);
 	obix_entries = (char *) obix_shared + MAXALIGN(sizeof(ObixShared));
-	obix_turn_shmem_init(obix_nth_outbox(obix_max_outboxes));
+	turns = (char *) obix_nth_outbox(obix_max_outboxes);
+	obix_turn_shmem_init(turns);
+	obix_progress_shmem_init(turns + MAXALIGN(obix_turn_shmem_size()));
 
 	if (!found)
 	{
@@ -88,6 +93,7 @@ obix_shmem_startup(void)
 		obix_shared->lock = &(locks++)->lock;
 		obix_shared->worker_lock = &(locks++)->lock;
 		obix_shared->turn_lock = &(locks++)->lock;
+		obix_shared->progress_lock = &(locks++)->lock;
 		pg_atomic_init_u32(&obix_shared->undecided, 0);
 		pg_atomic_init_u32(&obix_shared->short_of_workers, 0);
 		pg_atomic_init_u32(&obix_shared->database_news, 0);
@@ -308,6 +314,7 @@ obix_make_outbox(Oid relation, int32 id, int64 head, int64 resolved)
 	free->available = false;
 	free->moves = 1;
 	free->releases = 1;
+	free->placeholders = 0;
 	memset(free->troubles, 0, sizeof(free->troubles));
 	pg_atomic_write_u32(&free->work, 0);
 	pg_atomic_write_u32(&free->dispatch, 0);
@@ -595,14 +602,15 @@ obix_raise_head(ObixOutbox *outbox, int64 head)
 
 /*
  * The walk has settled everything below next, and stopped there for a row of a
- * prepared transaction if undecided is not 0.  Only one walk at a time.  Raises
- * nothing: runs in the transaction callback.
+ * prepared transaction if undecided is not 0.  It has written so many
+ * placeholders.  Only one walk at a time.  Raises nothing: runs in the
+ * transaction callback.
  *
  * undecided is set after the walk saw the row in progress, so the transaction
  * may have ended in between: asking for one more walk closes that window.
  */
 void
-obix_end_walk(ObixOutbox *outbox, int64 next, int64 undecided)
+obix_end_walk(ObixOutbox *outbox, int64 next, int64 undecided, int64 filled)
 {
 	int64		before;
 	bool		moved;
@@ -610,6 +618,7 @@ obix_end_walk(ObixOutbox *outbox, int64 next, int64 undecided)
 
 	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
 	before = high_water_mark_of(outbox);
+	outbox->placeholders += filled;
 	if (outbox->suspect_from != 0 && outbox->suspect_from < next)
 		outbox->suspect_from = next <= outbox->suspect_to ? next : 0;
 	walk = wants_walk(outbox);
@@ -642,6 +651,7 @@ obix_get_position(ObixOutbox *outbox, Oid relation, int32 id,
 	position->undecided = outbox->undecided;
 	position->premake_head = outbox->premake_head;
 	position->premake_time = outbox->premake_time;
+	position->placeholders = outbox->placeholders;
 	position->in_flight = outbox->in_flight_count;
 	position->oldest_pid = 0;
 	if (!dlist_is_empty(&outbox->in_flight))

@@ -44,6 +44,7 @@ typedef enum ObixWaitEvent
 typedef struct ObixTrouble
 {
 	int			failures;		/* since the last success */
+	TimestampTz since;			/* when the first of them was, 0: none */
 	TimestampTz retry_at;		/* when to try again, 0: no failure */
 	bool		reported;		/* the log knows */
 	char		last_error[OBIX_ERROR_LENGTH];
@@ -85,6 +86,7 @@ typedef struct ObixOutbox
 	bool		available;		/* consumers do not wait for the frontier */
 	int64		moves;			/* times that the high-water mark rose, from 1 */
 	int64		releases;		/* times that something may have committed */
+	int64		placeholders;	/* written since this entry was made */
 	dlist_head	in_flight;		/* slots in the order of their first */
 	int			in_flight_count;
 
@@ -110,6 +112,7 @@ typedef struct ObixPosition
 	int64		undecided;
 	int64		premake_head;
 	TimestampTz premake_time;
+	int64		placeholders;
 	int			in_flight;
 	int			oldest_pid;		/* holder of the frontier, 0: none */
 } ObixPosition;
@@ -155,7 +158,11 @@ typedef struct ObixShared
 	LWLock	   *lock;			/* protects which entries are in use */
 	LWLock	   *worker_lock;	/* protects launcher, workers and visits */
 	LWLock	   *turn_lock;		/* protects consumers, see turn.h */
+	LWLock	   *progress_lock;	/* protects operations, see progress.c */
 	Latch	   *launcher;		/* NULL while there is none */
+	int			launcher_pid;	/* 0 while there is none */
+	TimestampTz refused_at;		/* when all worker slots of the server were
+								 * taken, 0: not at the last attempt */
 	ObixWorker	workers[OBIX_MAX_WORKERS];
 	int			visits;			/* requested, may exceed the array */
 	Oid			visit[OBIX_MAX_REQUESTS];
@@ -193,7 +200,8 @@ extern void obix_suspect(ObixOutbox *outbox, int64 sequence);
 extern void obix_begin_walk(ObixOutbox *outbox, int64 *from, int64 *to,
 							bool *allocates);
 extern void obix_raise_head(ObixOutbox *outbox, int64 head);
-extern void obix_end_walk(ObixOutbox *outbox, int64 next, int64 undecided);
+extern void obix_end_walk(ObixOutbox *outbox, int64 next, int64 undecided,
+						  int64 filled);
 extern bool obix_get_position(ObixOutbox *outbox, Oid relation, int32 id,
 							  ObixPosition *position);
 extern void obix_set_audience(Oid database, Oid relation, bool handled,

@@ -220,3 +220,21 @@ obix_has_dead_letters(int32 id)
 					" WHERE id OPERATOR(pg_catalog.=) $1 LIMIT 1",
 					1, obix_id_sequence_types, &value, NULL) > 0;
 }
+
+/* How many dead letters of a consumer wait for somebody, counted up to max. */
+int64
+obix_count_dead_letters(int32 id, int64 max)
+{
+	Datum		values[] = {Int32GetDatum(id), Int64GetDatum(max)};
+	ObixIdentity saved;
+	int64		count;
+
+	obix_begin_spi(&saved);
+	count = (int64) obix_run("SELECT FROM obix.parked_event"
+							 " WHERE id OPERATOR(pg_catalog.=) $1"
+							 " AND state OPERATOR(pg_catalog.=) ANY ('{failed,held}')"
+							 " LIMIT $2",
+							 2, obix_id_sequence_types, values, NULL);
+	obix_end_spi(&saved);
+	return count;
+}

@@ -23,5 +23,6 @@ extern void obix_set_dead_letter_state(int32 id, int64 sequence,
 									   const char *state);
 extern char *obix_dead_letter_state(int32 id, int64 sequence);
 extern bool obix_has_dead_letters(int32 id);
+extern int64 obix_count_dead_letters(int32 id, int64 max);
 
 #endif							/* OBIX_PARKED_H */

@@ -37,6 +37,7 @@
 #include "compat.h"
 #include "insert.h"
 #include "partition.h"
+#include "progress.h"
 #include "relation.h"
 #include "work.h"
 
@@ -148,10 +149,10 @@ choose_range(const ObixGap *gap, int64 head, int64 width,
  *
  * So the copies are marked as not to be decoded.  Deletions cannot be, but
  * nothing is sent of one without a replica identity, which promote() has seen
- * to.  No triggers fire.  Locked out is everybody else.
+ * to.  No triggers fire.  Locked out is everybody else.  Counts them in moved.
  */
 static void
-move_rows_between(Relation from, Relation to, const ObixGap *gap)
+move_rows_between(Relation from, Relation to, const ObixGap *gap, int64 *moved)
 {
 	TupleConversionMap *map = convert_tuples_by_name(RelationGetDescr(from),
 													 RelationGetDescr(to));
@@ -182,6 +183,7 @@ move_rows_between(Relation from, Relation to, const ObixGap *gap)
 		simple_table_tuple_delete(from, &scan.slot->tts_tid, snapshot);
 		MemoryContextSwitchTo(old);
 		ResetPerTupleExprContext(estate);
+		obix_progress_done(++*moved);
 	}
 	obix_end_scan(&scan);
 
@@ -194,7 +196,8 @@ move_rows_between(Relation from, Relation to, const ObixGap *gap)
 
 /* Move the rows of a gap out of DEFAULT into a table of their own. */
 static Oid
-move_rows(Oid parent, Oid default_relid, const ObixGap *gap, int64 lower)
+move_rows(Oid parent, Oid default_relid, const ObixGap *gap, int64 lower,
+		  int64 *moved)
 {
 	char		label[32];
 	Oid			leaf;
@@ -207,7 +210,7 @@ move_rows(Oid parent, Oid default_relid, const ObixGap *gap, int64 lower)
 										   get_rel_namespace(parent), label));
 	from = table_open(default_relid, AccessExclusiveLock);
 	to = table_open(leaf, AccessExclusiveLock);
-	move_rows_between(from, to, gap);
+	move_rows_between(from, to, gap, moved);
 	table_close(to, NoLock);
 	table_close(from, NoLock);
 	CommandCounterIncrement();
@@ -263,10 +266,17 @@ promote(Oid parent, Oid old_default, Oid new_default, List *gaps,
 	Oid			identity_index;
 	char		identity = obix_replica_identity(old_default, &identity_index);
 	bool		hidden = list_length(gaps) > 1 && XLogLogicalInfoActive();
+	int64		to_move = -GAP_ROWS(largest);
+	int64		moved = 0;
+	ListCell   *cell;
 	int64		lower;
 	int64		upper;
 
 	obix_adopt(parent, old_default);
+	foreach(cell, gaps)
+		to_move += GAP_ROWS((ObixGap *) lfirst(cell));
+	if (to_move > 0)
+		obix_progress_phase(OBIX_PHASE_MOVING, to_move);
 	if (hidden)
 		obix_set_replica_identity(old_default, REPLICA_IDENTITY_NOTHING,
 								  InvalidOid);
@@ -277,11 +287,12 @@ promote(Oid parent, Oid old_default, Oid new_default, List *gaps,
 		if (gap == largest)
 			continue;
 		choose_range(gap, head, width, &lower, &upper);
-		leaves[i] = move_rows(parent, old_default, gap, lower);
+		leaves[i] = move_rows(parent, old_default, gap, lower, &moved);
 	}
 	if (hidden)
 		obix_set_replica_identity(old_default, identity, identity_index);
 
+	obix_progress_phase(OBIX_PHASE_ATTACHING, 0);
 	choose_range(largest, head, width, &lower, &upper);
 	snprintf(label, sizeof(label), "p" INT64_FORMAT, lower);
 	name = obix_free_name(get_rel_name(parent), namespace, label);
@@ -358,6 +369,7 @@ obix_recover(Oid relid, bool by_hand)
 		return 0;
 	}
 	shared = obix_attach(parent, known);
+	obix_progress_begin(OBIX_OPERATION_RECOVERY, relid, by_hand);
 
 	/* all that can be done before locking anybody out */
 	obix_become_owner(parent, &saved);
@@ -395,6 +407,7 @@ obix_recover(Oid relid, bool by_hand)
 	{
 		obix_execute("DROP TABLE %s", obix_quote_relation(new_default));
 		obix_become_self(&saved);
+		obix_progress_end();
 		return 0;
 	}
 	if (!by_hand && count - GAP_ROWS(largest) > MAX_MOVED)
@@ -410,6 +423,7 @@ obix_recover(Oid relid, bool by_hand)
 					  position.head, row.partition_width);
 
 	obix_become_self(&saved);
+	obix_progress_end();
 	obix_request_work(shared, OBIX_WORK_PREMAKE);
 	return count;
 }

@@ -114,7 +114,7 @@ empty_outbox(Relation parent, ObixRelation *known)
 	send_head(parent, head);
 	obix_raise_resolved(relid, head, true);
 	if (shared != NULL)
-		obix_xact_walked(obix_xact(parent, shared), head + 1, 0);
+		obix_xact_walked(obix_xact(parent, shared), head + 1, 0, 0);
 }
 
 /*

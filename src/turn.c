@@ -26,6 +26,14 @@
 #include "turn.h"
 #include "work.h"
 
+/*
+ * Marks by which the speed of a consumer is told: the time between them, at
+ * least; that after which a speed can be told; and that of a rest
+ */
+#define MARK_MS			10000
+#define MIN_MARK_MS		1000
+#define REST_MS			60000
+
 static ObixTurn *turns = NULL;	/* array of obix_max_consumers */
 
 /* How often an outbox has moved, as read before the turns are looked at */
@@ -547,17 +555,79 @@ obix_turn_get_tid(int32 id, ItemPointer tid)
 	return ItemPointerIsValid(tid);
 }
 
-/* Without an entry, this is not remembered. */
-void
-obix_turn_set_tid(int32 id, ItemPointer tid)
+/*
+ * Note where a consumer is now, so that its speed can be told: by two marks,
+ * one of them MARK_MS old at least.  What is older than a rest begins anew.
+ */
+static void
+set_marks(ObixTurn *turn, int64 position, TimestampTz now)
 {
+	ObixMark   *marks = turn->marks;
+
+	if (marks[1].at == 0 || position < marks[1].position ||
+		TimestampDifferenceExceeds(marks[1].at, now, REST_MS))
+		marks[0].at = 0;
+	else if (!TimestampDifferenceExceeds(marks[1].at, now, MARK_MS))
+		return;
+	else
+		marks[0] = marks[1];
+	marks[1].position = position;
+	marks[1].at = now;
+}
+
+/*
+ * A version of the state of a consumer, as committed, is there and has this
+ * position.  Without an entry, this is not remembered.
+ */
+void
+obix_turn_set_tid(int32 id, ItemPointer tid, int64 position)
+{
+	TimestampTz now = GetCurrentTimestamp();
 	ObixTurn   *turn;
 
 	LWLockAcquire(obix_shared->turn_lock, LW_EXCLUSIVE);
 	turn = find_turn(MyDatabaseId, id);
 	if (turn != NULL)
+	{
 		turn->tid = *tid;
+		set_marks(turn, position, now);
+	}
 	LWLockRelease(obix_shared->turn_lock);
+}
+
+/*
+ * Sequences a second that a consumer has passed of late, now that it is at a
+ * position; -1 if that cannot be told yet.
+ */
+double
+obix_turn_rate(int32 id, int64 position)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	ObixMark	mark = {0};
+	ObixTurn   *turn;
+
+	LWLockAcquire(obix_shared->turn_lock, LW_SHARED);
+	turn = find_turn(MyDatabaseId, id);
+	if (turn != NULL)
+		mark = turn->marks[turn->marks[0].at != 0 ? 0 : 1];
+	LWLockRelease(obix_shared->turn_lock);
+	if (mark.at == 0 || position < mark.position ||
+		!TimestampDifferenceExceeds(mark.at, now, MIN_MARK_MS))
+		return -1;
+	return (position - mark.position) / ((now - mark.at) / 1e6);
+}
+
+/* How many consumers have an entry, in all databases. */
+int
+obix_count_turns(void)
+{
+	int			count = 0;
+
+	LWLockAcquire(obix_shared->turn_lock, LW_SHARED);
+	for (int i = 0; i < obix_max_consumers; i++)
+		count += OidIsValid(turns[i].database);
+	LWLockRelease(obix_shared->turn_lock);
+	return count;
 }
 
 bool

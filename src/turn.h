@@ -33,6 +33,13 @@ typedef struct ObixFound
 	TimestampTz last_at;		/* and this is recorded_at of the last */
 } ObixFound;
 
+/* Where a consumer was at some time */
+typedef struct ObixMark
+{
+	int64		position;
+	TimestampTz at;				/* 0: no mark */
+} ObixMark;
+
 /*
  * One consumer.  Everything is protected by ObixShared.turn_lock.  Entries are
  * made on first use, and nothing in them is needed after a restart.
@@ -52,6 +59,8 @@ typedef struct ObixTurn
 	TimestampTz due_at;			/* not to be served before this */
 	TimestampTz until;			/* nor after this, 0: no limit */
 	TimestampTz served_at;		/* when it was served last */
+
+	ObixMark	marks[2];		/* where it was a while ago, and since */
 
 	bool		gate_proved;	/* its gate has been asked, and has answered */
 	ItemPointerData tid;		/* a place in the update chain of its state */
@@ -93,7 +102,9 @@ extern void obix_turn_idle(int32 id, uint32 touched, int64 tide);
 extern bool obix_turn_is_idle(int32 id);
 
 extern bool obix_turn_get_tid(int32 id, ItemPointer tid);
-extern void obix_turn_set_tid(int32 id, ItemPointer tid);
+extern void obix_turn_set_tid(int32 id, ItemPointer tid, int64 position);
+extern double obix_turn_rate(int32 id, int64 position);
+extern int	obix_count_turns(void);
 extern bool obix_turn_get_found(int32 id, ObixFound *found);
 extern int64 obix_turn_nothing_to(int32 id, int32 version, int64 start);
 extern void obix_turn_set_found(int32 id, const ObixFound *found);

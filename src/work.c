@@ -98,6 +98,7 @@ obix_set_launcher(Latch *latch)
 {
 	LWLockAcquire(obix_shared->worker_lock, LW_EXCLUSIVE);
 	obix_shared->launcher = latch;
+	obix_shared->launcher_pid = latch != NULL ? MyProcPid : 0;
 	LWLockRelease(obix_shared->worker_lock);
 }
 
@@ -383,6 +384,15 @@ obix_short_of_workers(void)
 	return pg_atomic_read_u32(&obix_shared->short_of_workers) != 0;
 }
 
+/* All worker slots of the server were taken then; 0: one could be had. */
+void
+obix_set_refused(TimestampTz when)
+{
+	LWLockAcquire(obix_shared->worker_lock, LW_EXCLUSIVE);
+	obix_shared->refused_at = when;
+	LWLockRelease(obix_shared->worker_lock);
+}
+
 /* Have the launcher look which databases there are.  Raises nothing. */
 void
 obix_tell_database_news(void)
@@ -561,7 +571,8 @@ obix_record_failure(ObixOutbox *outbox, ObixTroubleKind kind,
 	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
 	delay = Min(FIRST_RETRY_MS << Min(trouble->failures, 16),
 				busy ? MAX_BUSY_RETRY_MS : MAX_ERROR_RETRY_MS);
-	trouble->failures++;
+	if (trouble->failures++ == 0)
+		trouble->since = now;
 	trouble->retry_at = TimestampTzPlusMilliseconds(now, delay);
 	report = busy ? trouble->failures == REPORT_BUSY_AFTER :
 		strcmp(trouble->last_error, clipped) != 0;

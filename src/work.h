@@ -39,6 +39,7 @@ extern int	obix_worker_room(void);
 extern int	obix_reserve_worker(Oid database, ObixWorkerKind kind, bool *first);
 extern void obix_set_short_of_workers(bool is_short);
 extern bool obix_short_of_workers(void);
+extern void obix_set_refused(TimestampTz when);
 extern void obix_tell_database_news(void);
 extern bool obix_take_database_news(void);
 extern void obix_free_worker(int place, ObixWorker *was);

@@ -61,6 +61,7 @@ struct ObixXact
 	/* a walk from suspect_from, told to shared memory if it commits */
 	int			walk_level;		/* nesting level, 0: no walk */
 	int64		walked_to;
+	int64		filled;
 	int64		undecided;
 };
 
@@ -294,17 +295,18 @@ obix_xact_may_leave_hole(Oid relid)
 }
 
 /*
- * Holes below next have been dealt with in this transaction: shared memory is
- * told if it commits.  See obix_end_walk().
+ * Holes below next have been dealt with in this transaction, some of them filled:
+ * shared memory is told if it commits.  See obix_end_walk().
  */
 void
-obix_xact_walked(ObixXact *xact, int64 next, int64 undecided)
+obix_xact_walked(ObixXact *xact, int64 next, int64 undecided, int64 filled)
 {
 	int			level = GetCurrentTransactionNestLevel();
 
 	/* what a savepoint may undo does not add to what an earlier walk did */
 	if (xact->walk_level != 0 && xact->walk_level < level)
 		return;
+	xact->filled = (xact->walk_level == 0 ? 0 : xact->filled) + filled;
 	xact->walk_level = level;
 	xact->walked_to = next;
 	xact->undecided = undecided;
@@ -501,7 +503,8 @@ obix_xact_end(XactEvent event)
 		if (xact->walk_level > 0)
 		{
 			if (commit)
-				obix_end_walk(xact->outbox, xact->walked_to, xact->undecided);
+				obix_end_walk(xact->outbox, xact->walked_to, xact->undecided,
+							  xact->filled);
 			else
 				obix_request_work(xact->outbox, OBIX_WORK_FILL);
 		}

@@ -27,7 +27,8 @@ extern bool obix_xact_use(Oid relid, int64 sequence);
 extern void obix_xact_accept(ObixXact *xact, int64 sequence);
 extern void obix_xact_request_work(Oid relid, uint32 work);
 extern void obix_xact_may_leave_hole(Oid relid);
-extern void obix_xact_walked(ObixXact *xact, int64 next, int64 undecided);
+extern void obix_xact_walked(ObixXact *xact, int64 next, int64 undecided,
+							 int64 filled);
 
 extern void obix_xact_touch_consumer(int32 id);
 extern void obix_xact_created_consumer(int32 id);
