@@ -405,8 +405,8 @@ WITH server AS MATERIALIZED (
 		   CASE WHEN o.state IN ('broken', 'incomplete', 'no room') THEN 'critical'
 				WHEN o.state IN ('locked', 'disabled', 'denied') THEN 'warning' ELSE 'ok' END,
 		   CASE WHEN o.state = 'locked'
-				THEN pg_catalog.concat(o.problem, ', session ' || pg_catalog.array_to_string(o.blocking_pids, ', '),
-									   ', prepared transaction ' || pg_catalog.array_to_string(o.blocking_gids, ', '))
+				THEN pg_catalog.concat(o.problem, '; locks: session ' || pg_catalog.array_to_string(o.blocking_pids, ', '),
+									   '; locks: prepared transaction "' || pg_catalog.array_to_string(o.blocking_gids, '", "') || '"')
 				ELSE o.problem END,
 		   CASE o.state WHEN 'locked' THEN 'See pg_locks; publishers and readers wait as well.'
 						WHEN 'broken' THEN 'Repair or detach the partition that is named.'
@@ -419,15 +419,18 @@ WITH server AS MATERIALIZED (
 	SELECT 2, 2, 'held_up', o.name,
 		   CASE WHEN o.held_for > 6 * $1 THEN 'critical' WHEN o.held_for > $1 THEN 'warning' ELSE 'ok' END,
 		   CASE WHEN o.held_at IS NULL THEN NULL
+				WHEN o.undecided IS NOT NULL AND o.undecided_gids IS NULL
+				THEN pg_catalog.format('readers have stopped before sequence %s, which another server has given out and not sent', o.held_at)
 				WHEN o.undecided IS NOT NULL
-				THEN pg_catalog.format('readers have stopped before sequence %s for prepared transaction %s of %s',
-									   o.held_at, coalesce(pg_catalog.array_to_string(o.undecided_gids, ', '), '?'),
-									   coalesce(o.held_since::text, '?'))
+				THEN pg_catalog.format('readers have stopped before sequence %s for prepared transaction "%s" of %s',
+									   o.held_at, pg_catalog.array_to_string(o.undecided_gids, '", "'), o.held_since)
 				WHEN o.high_water_mark < o.frontier
 				THEN pg_catalog.format('readers have stopped before sequence %s, which has no row', o.held_at)
 				ELSE pg_catalog.format('readers have stopped before sequence %s for session %s, in a transaction of %s',
 									   o.held_at, o.frontier_pid, coalesce(o.held_since::text, '?')) END,
-		   CASE WHEN o.undecided IS NOT NULL THEN 'Use COMMIT PREPARED or ROLLBACK PREPARED.'
+		   CASE WHEN o.undecided IS NOT NULL AND o.undecided_gids IS NULL
+				THEN 'See the subscription. If what is missing there had been removed, use obix.alter_outbox(resolved => ...).'
+				WHEN o.undecided IS NOT NULL THEN 'Use COMMIT PREPARED or ROLLBACK PREPARED.'
 				WHEN o.high_water_mark < o.frontier THEN 'See the checks "launcher", "workers", "maintenance" and "synchronous_standby".'
 				ELSE 'Have that session end its transaction, or use pg_terminate_backend.' END
 	FROM outbox o WHERE o.head IS NOT NULL
@@ -436,15 +439,13 @@ WITH server AS MATERIALIZED (
 		   CASE WHEN o.premake = 0 THEN 'ok' WHEN o.runway = 0 OR o.runway_time < $2 / 6 THEN 'critical'
 				WHEN o.runway_time < $2 THEN 'warning' ELSE 'ok' END,
 		   pg_catalog.format('%s sequences are left', o.runway)
-		   || coalesce(pg_catalog.format(', for %s at the present rate', pg_catalog.date_trunc('second', o.runway_time)), ''),
+		   || coalesce(', for ' || pg_catalog.date_trunc('second', o.runway_time) || ' at the present rate', ''),
 		   'See the check "maintenance". If it is in order, raise partition_width or premake by obix.alter_outbox.'
 	FROM outbox o WHERE o.runway IS NOT NULL
 	UNION ALL
-	SELECT 2, 4, 'stranded', o.name, CASE WHEN o.stranded IS NULL THEN 'critical' WHEN o.stranded > 0 THEN 'warning' ELSE 'ok' END,
-		   CASE WHEN o.stranded IS NULL THEN 'the DEFAULT partition cannot be looked at: it has no valid primary key, or is no ordinary table'
-				WHEN o.stranded > 0 THEN pg_catalog.format('up to %s events are in the DEFAULT partition', o.stranded) END,
-		   CASE WHEN o.stranded IS NULL THEN 'REINDEX it, or add its primary key.'
-				WHEN pg_catalog.current_setting('obix.auto_recover')::boolean
+	SELECT 2, 4, 'stranded', o.name, CASE WHEN o.stranded > 0 THEN 'warning' ELSE 'ok' END,
+		   CASE WHEN o.stranded > 0 THEN pg_catalog.format('up to %s events are in the DEFAULT partition', o.stranded) END,
+		   CASE WHEN pg_catalog.current_setting('obix.auto_recover')::boolean
 				THEN 'They are delivered from there, and recovered when maintenance gets its lock: see the check "maintenance".'
 				ELSE 'obix.auto_recover is off: call obix.recover_default.' END
 	FROM outbox o WHERE o.runway IS NOT NULL
@@ -454,7 +455,7 @@ WITH server AS MATERIALIZED (
 		   CASE WHEN o.failures > 0
 				THEN pg_catalog.concat(pg_catalog.format('%s attempts have failed since %s: %s', o.failures, o.failing_since, o.last_error),
 									   '; locks: session ' || pg_catalog.array_to_string(o.blocking_pids, ', '),
-									   '; locks: prepared transaction ' || pg_catalog.array_to_string(o.blocking_gids, ', ')) END,
+									   '; locks: prepared transaction "' || pg_catalog.array_to_string(o.blocking_gids, '", "') || '"') END,
 		   'If somebody is in the way, have the transaction end; otherwise do what the error message says. It is tried again by itself.'
 	FROM outbox o WHERE o.head IS NOT NULL
 	UNION ALL
@@ -470,7 +471,7 @@ WITH server AS MATERIALIZED (
 	UNION ALL
 	SELECT 3, 1, 'consumer', c.consumer,
 		   CASE WHEN c.state IN ('stopped', 'parked') THEN 'critical'
-				WHEN c.problem LIKE 'its outbox is locked%' THEN 'warning'
+				WHEN c.problem LIKE 'its outbox is %' THEN 'warning'
 				WHEN c.problem IS NOT NULL THEN 'critical'
 				WHEN c.state IN ('paused', 'retrying') THEN 'warning' ELSE 'ok' END,
 		   CASE WHEN c.state IN ('stopped', 'parked', 'retrying')
@@ -479,7 +480,8 @@ WITH server AS MATERIALIZED (
 				WHEN c.state = 'paused' THEN 'it is paused' END,
 		   CASE WHEN c.state = 'stopped' THEN 'Remove the cause and call obix.resume, or pass over the event by obix.seek.'
 				WHEN c.state = 'parked' THEN 'Remove the cause; it is looked at again by itself, or at once by obix.resume.'
-				WHEN c.problem LIKE 'its outbox is locked%' THEN 'See the check "outbox".'
+				WHEN c.problem LIKE 'its outbox is %' THEN 'See the check "outbox".'
+				WHEN c.problem LIKE 'its outbox does not exist' THEN 'Drop it by obix.drop_consumer.'
 				WHEN c.problem IS NOT NULL THEN 'Move it by obix.seek.'
 				WHEN c.state = 'paused' THEN 'Call obix.resume.'
 				ELSE 'It is tried again by itself.' END
@@ -487,7 +489,7 @@ WITH server AS MATERIALIZED (
 	UNION ALL
 	SELECT 3, 2, 'lag', c.consumer, CASE WHEN c.lag > 6 * $3 THEN 'critical' WHEN c.lag > $3 THEN 'warning' ELSE 'ok' END,
 		   pg_catalog.format('%s sequences behind', c.lag_events)
-		   || coalesce(pg_catalog.format(', the oldest for %s', pg_catalog.date_trunc('second', c.lag)), ''),
+		   || coalesce(', the oldest for ' || pg_catalog.date_trunc('second', c.lag), ''),
 		   CASE WHEN c.handled THEN 'If it is not held up, make its handlers faster, or raise obix.dispatch_workers if others keep them busy.'
 				ELSE 'Have a client fetch and acknowledge its events, or drop it if it is not needed.' END
 	FROM consumer c WHERE c.lag_events IS NOT NULL

@@ -428,6 +428,11 @@ look_at_outbox(ObixLook *look)
 	shared = obix_try_attach(parent, known);
 	look_at_shared(look);
 	find_problem(look, parent, shared);
+	if (strcmp(look->state, "incomplete") == 0)
+	{
+		table_close(parent, AccessShareLock);
+		return;
+	}
 
 	if (RecoveryInProgress())
 		SET(look, OUTBOX_HIGH_WATER_MARK,
