@@ -214,7 +214,7 @@ CREATE FUNCTION obix.consumer_condition(id integer, OUT state text, OUT "positio
 										OUT retry_at timestamptz, OUT lease_until timestamptz, OUT late_ranges bigint,
 										OUT delivered bigint, OUT failed bigint, OUT dead_lettered bigint,
 										OUT last_event_at timestamptz, OUT last_error text, OUT dispatcher_pid integer,
-										OUT problem text, OUT high_water_mark bigint, OUT rate double precision,
+										OUT problem text, OUT reachable bigint, OUT rate double precision,
 										OUT dead_letters bigint)
 RETURNS record
 AS 'MODULE_PATHNAME', 'obix_consumer_progress'
@@ -244,14 +244,14 @@ SELECT c.consumer,
 	   p.last_error,
 	   p.dispatcher_pid,
 	   p.problem,
-	   p.high_water_mark,
+	   p.reachable,
 	   p.rate,
 	   p.dead_letters
 FROM obix.consumer c
 	 CROSS JOIN LATERAL obix.consumer_condition(c.id) p;
 
 COMMENT ON COLUMN obix.consumer_status.problem IS 'why it cannot go on, or how far it is cannot be told: its next event was removed, its cursor is beyond the head, its outbox is locked; NULL in good order';
-COMMENT ON COLUMN obix.consumer_status.high_water_mark IS 'the position up to which its outbox can be read now';
+COMMENT ON COLUMN obix.consumer_status.reachable IS 'the position up to which it can be given events now: the high-water mark of its outbox, or with ordering available the head';
 COMMENT ON COLUMN obix.consumer_status.rate IS 'sequences a second that it has passed of late; NULL when unknown';
 COMMENT ON COLUMN obix.consumer_status.dead_letters IS 'its events in obix.dead_letter that wait to be requeued or discarded, or behind such, counted up to 1000';
 
@@ -308,8 +308,8 @@ FROM (SELECT o.pid,
 			 s.consumer,
 			 'catch-up',
 			 CASE WHEN s.state = 'active' THEN 'delivering events' ELSE s.state END,
-			 s.high_water_mark - s.lag_events,
-			 s.high_water_mark,
+			 s.reachable - s.lag_events,
+			 s.reachable,
 			 NULL,
 			 s.rate
 	  FROM obix.consumer_status s

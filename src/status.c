@@ -73,7 +73,7 @@ enum
 	CONSUMER_RETRY_AT, CONSUMER_LEASE_UNTIL, CONSUMER_LATE_RANGES,
 	CONSUMER_DELIVERED, CONSUMER_FAILED, CONSUMER_DEAD_LETTERED,
 	CONSUMER_LAST_EVENT_AT, CONSUMER_LAST_ERROR, CONSUMER_DISPATCHER_PID,
-	CONSUMER_PROBLEM, CONSUMER_HIGH_WATER_MARK, CONSUMER_RATE,
+	CONSUMER_PROBLEM, CONSUMER_REACHABLE, CONSUMER_RATE,
 	CONSUMER_DEAD_LETTERS,
 	CONSUMER_COLUMNS
 };
@@ -540,7 +540,6 @@ look_at_lag(ObixLook *look)
 	if (parent == NULL)
 		return;
 	mark = obix_exact_high_water_mark(parent, known);
-	SET(look, CONSUMER_HIGH_WATER_MARK, Int64GetDatum(mark));
 
 	/* what was found not to be for it does not make it late */
 	start = obix_turn_nothing_to(consumer->id, consumer->version,
@@ -558,6 +557,8 @@ look_at_lag(ObixLook *look)
 		if (state->position > position.head)
 			look->problem = "its cursor is beyond the head of the outbox";
 	}
+	SET(look, CONSUMER_REACHABLE, Int64GetDatum(mark));
+
 	/* nothing has happened since nothing was found for it */
 	if (obix_turn_is_idle(consumer->id) && state->position <= mark)
 		start = mark;

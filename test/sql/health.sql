@@ -21,7 +21,7 @@ SELECT "check", object, status, hint FROM obix.health(min_runway => '1 s') WHERE
 SELECT state, problem, held_at, held_since, waiting_since, round(60 * rate) AS in_a_minute, runway_time > '1 h' AS lasts, placeholders, failing_since,
        worker_state IN ('idle', 'running', 'due') AS worker
 FROM obix.outbox_status WHERE outbox = 'orders'::regclass;
-SELECT problem, high_water_mark, dead_letters, lag_events, lag < '1 min' AS lag FROM obix.consumer_status WHERE consumer = 'mail';
+SELECT problem, reachable, dead_letters, lag_events, lag < '1 min' AS lag FROM obix.consumer_status WHERE consumer = 'mail';
 SELECT * FROM obix.progress WHERE outbox = 'orders'::regclass;
 
 -- the runway, by how long it lasts

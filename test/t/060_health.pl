@@ -226,7 +226,7 @@ is( $standby->safe_psql('postgres', q{SET ROLE monitor; SELECT * FROM obix.healt
 is( $standby->safe_psql(
 		'postgres', q{SELECT head, high_water_mark > 0, state, worker_state, stranded FROM obix.outbox_status WHERE outbox = 'o'::regclass}),
 	'|t|standby||', 'as far as it knows');
-is($standby->safe_psql('postgres', q{SELECT lag_events = high_water_mark, lag > '0' FROM obix.consumer_status WHERE consumer = 'c'}),
+is($standby->safe_psql('postgres', q{SELECT lag_events = reachable, lag > '0' FROM obix.consumer_status WHERE consumer = 'c'}),
 	't|t', 'which includes the lag');
 $standby->safe_psql('postgres', 'SELECT * FROM obix.progress');
 $standby->stop;
@@ -263,9 +263,17 @@ is($node->safe_psql('postgres', q{SELECT DISTINCT worker_state FROM obix.outbox_
 $result = $node->safe_psql('postgres', q{SELECT object, status, detail FROM obix.health() WHERE "check" = 'outbox' AND status <> 'ok'});
 is(scalar(() = $result =~ /^o\d?\|critical\|too many outboxes are in use$/mg), 3, 'and those that find no room');
 
-$node->append_conf('postgresql.conf', "obix.max_outboxes = 4\nmax_worker_processes = 3\n");
+# with the launcher, but no place for any worker
+$node->safe_psql('postgres', 'ALTER DATABASE postgres SET obix.enabled = off');
+$node->append_conf('postgresql.conf', "obix.max_outboxes = 4\nmax_worker_processes = 1\n");
 $node->restart;
-is(health('launcher'), 'ok|', 'with the launcher again');
+poll_ok($node, 'postgres', 'SELECT refused_at <= now() FROM obix.server_status', 'a worker finds no place');
+is(health('launcher'), 'ok|', 'though the launcher does');
+is(health('workers'), 'warning|all background worker slots of the server are taken', 'which is said');
+is( $node->safe_psql('postgres', q{SELECT DISTINCT state, problem, worker_state FROM obix.outbox_status}),
+	'disabled|obix is disabled|disabled', 'where obix is disabled, its outboxes are');
+is(health('outbox', object => 'o'), 'warning|obix is disabled', 'which is said, too');
+$node->safe_psql('postgres', 'ALTER DATABASE postgres RESET obix.enabled');
 
 #
 # Nothing preloaded
