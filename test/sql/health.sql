@@ -119,6 +119,17 @@ SELECT obix.fill_gaps('copies');
 SELECT state, held_at, held_since = waiting_since AS since, rate FROM obix.outbox_status WHERE outbox = 'copies'::regclass;
 SELECT "check", status, detail, hint FROM findings WHERE object = 'copies';
 
+-- the rate is that of the last minute
+BEGIN;
+SELECT obix.create_outbox('copies_new', 100, 1);
+SET LOCAL session_replication_role = replica;
+INSERT INTO copies_new (sequence, payload, recorded_at)
+SELECT n, '1', clock_timestamp() - CASE WHEN n <= 1000 THEN interval '61 s' ELSE '0' END FROM generate_series(1, 1234) n;
+COMMIT;
+SELECT obix.fill_gaps('copies_new');
+SELECT high_water_mark, round(60 * rate) AS in_a_minute FROM obix.outbox_status WHERE outbox = 'copies_new'::regclass;
+DROP TABLE copies_new;
+
 -- a consumer whose next event is gone, and one that is beyond the head
 TRUNCATE copies;
 SELECT problem, lag_events FROM obix.consumer_status WHERE consumer = 'copies_mail';
