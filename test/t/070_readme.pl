@@ -44,7 +44,7 @@ my $databases = 0;
 
 # What is not shown, and what is not the same twice
 my $tag =
-  qr/(?:BEGIN|COMMIT|ROLLBACK|SAVEPOINT|RELEASE|SET|RESET|CALL|DO|GRANT|REVOKE|LISTEN|LOCK TABLE|ANALYZE|VACUUM|(?:CREATE|ALTER|DROP|TRUNCATE)(?: [A-Z]+)+|PREPARE TRANSACTION|COMMIT PREPARED|ROLLBACK PREPARED|(?:INSERT 0|UPDATE|DELETE|SELECT|COPY|MERGE) \d+)/;
+  qr/(?:BEGIN|COMMIT|ROLLBACK|SAVEPOINT|RELEASE|SET|RESET|CALL|DO|GRANT(?: ROLE)?|REVOKE(?: ROLE)?|LISTEN|LOCK TABLE|ANALYZE|VACUUM|(?:CREATE|ALTER|DROP|TRUNCATE)(?: [A-Z]+)+|PREPARE TRANSACTION|COMMIT PREPARED|ROLLBACK PREPARED|(?:INSERT 0|UPDATE|DELETE|SELECT|COPY|MERGE) \d+)/;
 my $volatile = qr/pid|xid|lag|.*_(?:pid|at|start|bytes)|.*duration.*/;
 my @patterns = (
 	[ qr/\b[0-9a-f]{8}-[0-9a-f]{4}-[1-9a-f][0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}\b/, 'UUID' ],
@@ -169,11 +169,10 @@ sub lines_of
 
 			foreach my $i (0 .. $#cells)
 			{
+				next unless defined $columns[$i];
 				$cells[$i] = ' (varies) '
-				  if defined $columns[$i]
-				  && $cells[$i] =~ /\S/
-				  && ($columns[$i] =~ /^$volatile$/
-					|| grep { $_ eq $columns[$i] } @vary);
+				  if $cells[$i] =~ /\S/ && $columns[$i] =~ /^$volatile$/
+				  || grep { $_ eq $columns[$i] } @vary;
 			}
 			$line = join '|', @cells;
 		}
