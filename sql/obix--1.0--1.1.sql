@@ -527,3 +527,13 @@ BEGIN
 END $$;
 
 GRANT SELECT ON obix.server_status, obix.progress TO PUBLIC;
+/* ----------------------------------------------------------------- import */
+
+CREATE PROCEDURE obix.import(outbox regclass, source regclass, sequence text DEFAULT NULL, id text DEFAULT NULL, type text DEFAULT NULL,
+							 key text DEFAULT NULL, payload text DEFAULT NULL, headers text DEFAULT NULL, recorded_at text DEFAULT NULL,
+							 batch_size integer DEFAULT 10000)
+AS 'MODULE_PATHNAME', 'obix_import'
+LANGUAGE C;
+
+COMMENT ON PROCEDURE obix.import(regclass, regclass, text, text, text, text, text, text, text, integer) IS
+'copy the events of a table or view into an outbox of the caller, in order, with their sequences, ids and times, and placeholders where sequences are missing; commits after each batch of so many sequences (1 to 1000000), unless in a transaction block. Called again, goes on. The other arguments name columns of the source; NULL looks for one of a usual name, an empty name is for none';

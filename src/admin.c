@@ -173,23 +173,6 @@ obix_create_outbox(PG_FUNCTION_ARGS)
 	PG_RETURN_OID(relid);
 }
 
-/* Does a subscription write to an outbox, or to one of its partitions? */
-static bool
-is_subscribed(Relation parent, bool *copied)
-{
-	ObixLeaf	leaf;
-
-	if (obix_is_subscribed(RelationGetRelid(parent), copied))
-		return true;
-	obix_find_leaf(parent, PG_INT64_MIN, &leaf);
-	do
-	{
-		if (OidIsValid(leaf.relid) && obix_is_subscribed(leaf.relid, copied))
-			return true;
-	} while (obix_next_leaf(parent, &leaf));
-	return false;
-}
-
 /*
  * obix.adopt_outbox(outbox, partition_width, premake): register a table that was
  * an outbox where it was dumped.
@@ -274,7 +257,7 @@ check_resolved(Relation parent, int64 before, int64 resolved)
 {
 	bool		copied;
 
-	if (!is_subscribed(parent, &copied))
+	if (!obix_subscribes(parent, &copied))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("cannot set the resolved position of outbox \"%s\"",
@@ -347,7 +330,10 @@ obix_alter_outbox(PG_FUNCTION_ARGS)
 
 		if (!PG_ARGISNULL(3))
 		{
-			obix_raise_head(shared, row.resolved);
+			ObixPosition position;
+
+			obix_get_position(shared, relid, known->id, &position);
+			(void) obix_raise_head(shared, row.resolved, position.rewinds);
 			obix_xact_walked(xact, row.resolved + 1, 0, 0);
 		}
 		obix_xact_request_work(relid, OBIX_WORK_PREMAKE);

@@ -29,6 +29,7 @@
 
 #include "compat.h"
 #include "gapfill.h"
+#include "maintain.h"
 #include "obix.h"
 #include "outbox.h"
 #include "partition.h"
@@ -42,10 +43,8 @@ PG_FUNCTION_INFO_V1(obix_ensure_partitions);
 PG_FUNCTION_INFO_V1(obix_fill_gaps);
 PG_FUNCTION_INFO_V1(obix_recover_default);
 
-typedef int64 (*ObixTask) (Oid relid);
-
 static int64
-ensure_partitions(Oid relid)
+ensure_partitions(Oid relid, void *arg)
 {
 	int64		total = 0;
 	int			made;
@@ -59,20 +58,20 @@ ensure_partitions(Oid relid)
 }
 
 static int64
-fill_gaps(Oid relid)
+fill_gaps(Oid relid, void *arg)
 {
 	return obix_fill(relid, true);
 }
 
 static int64
-recover_default(Oid relid)
+recover_default(Oid relid, void *arg)
 {
 	return obix_recover(relid, true);
 }
 
 /* Run a task in a subtransaction, again and again while locks are held. */
-static int64
-attempt(Oid relid, ObixTask task)
+int64
+obix_attempt(Oid relid, ObixTask task, void *arg)
 {
 	MemoryContext context = CurrentMemoryContext;
 	ResourceOwner owner = CurrentResourceOwner;
@@ -88,7 +87,7 @@ attempt(Oid relid, ObixTask task)
 		{
 			int			nestlevel = NewGUCNestLevel();
 
-			result = task(relid);
+			result = task(relid, arg);
 			AtEOXact_GUC(false, nestlevel);
 			ReleaseCurrentSubTransaction();
 		}
@@ -130,7 +129,7 @@ maintain(Oid relid, ObixTask task)
 
 	obix_check_owner(relid);
 	table_close(obix_open(relid, AccessShareLock, &known), AccessShareLock);
-	return attempt(relid, task);
+	return obix_attempt(relid, task, NULL);
 }
 
 /*
@@ -157,7 +156,7 @@ maintain_all(FunctionCallInfo fcinfo, ObixTask task)
 			if (!SearchSysCacheExists1(RELOID, ObjectIdGetDatum(row->outbox)) ||
 				!object_ownercheck(RelationRelationId, row->outbox, GetUserId()))
 				continue;
-			total += attempt(row->outbox, task);
+			total += obix_attempt(row->outbox, task, NULL);
 			obix_no_wait = total > 0;
 		}
 	}

@@ -315,6 +315,7 @@ obix_make_outbox(Oid relation, int32 id, int64 head, int64 resolved)
 	free->moves = 1;
 	free->releases = 1;
 	free->placeholders = 0;
+	free->rewinds = 0;
 	memset(free->troubles, 0, sizeof(free->troubles));
 	pg_atomic_write_u32(&free->work, 0);
 	pg_atomic_write_u32(&free->dispatch, 0);
@@ -489,6 +490,51 @@ obix_accept(ObixOutbox *outbox, int64 sequence)
 }
 
 /*
+ * Give out all sequences up to last at once, and return the first.  The caller
+ * has locked out everybody else who allocates, until the end of its transaction.
+ * So it can give them back, by obix_rewind(), where others leave holes.
+ */
+int64
+obix_advance(ObixOutbox *outbox, int64 last, bool *premake)
+{
+	ObixSlot   *slot = &outbox->slots[MyProcNumber];
+	int64		first;
+
+	arrange_release();
+
+	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
+	first = outbox->next_sequence;
+	outbox->next_sequence = Max(first, last + 1);
+	if (outbox->accepting)
+	{
+		outbox->accepting = false;
+		set_undecided(outbox, 0);
+	}
+	if (slot->first == 0)
+	{
+		use_slot(outbox, slot, first);
+		dlist_push_tail(&outbox->in_flight, &slot->node);
+	}
+	*premake = outbox->next_sequence > outbox->premake_at;
+	LWLockRelease(outbox->lock);
+	return first;
+}
+
+/*
+ * The sequences from next on are to be given out again: what had them is being
+ * rolled back, and nobody else has been given any since.  Raises nothing: runs
+ * in the transaction callback.
+ */
+void
+obix_rewind(ObixOutbox *outbox, int64 next)
+{
+	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
+	outbox->next_sequence = Min(outbox->next_sequence, next);
+	outbox->rewinds++;
+	LWLockRelease(outbox->lock);
+}
+
+/*
  * End of a transaction that had sequences in flight, up to last.  leaves_hole:
  * it did not, or perhaps did not, insert all of them.  prepared: what it
  * inserted is undecided.  Wakes the waiters if the high-water mark rises.
@@ -583,14 +629,20 @@ obix_begin_walk(ObixOutbox *outbox, int64 *from, int64 *to, bool *allocates)
 
 /*
  * The table has been found to have rows up to here, which may have come while
- * the guard was disabled.
+ * the guard was disabled.  rewinds: as it was before the caller looked; returns
+ * false if the head has gone back since, for then what it saw is gone.
  */
-void
-obix_raise_head(ObixOutbox *outbox, int64 head)
+bool
+obix_raise_head(ObixOutbox *outbox, int64 head, uint32 rewinds)
 {
 	bool		walk;
 
 	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
+	if (outbox->rewinds != rewinds)
+	{
+		LWLockRelease(outbox->lock);
+		return false;
+	}
 	if (head >= outbox->next_sequence)
 		add_suspects(outbox, head, head);
 	raise_next(outbox, head + 1);
@@ -598,6 +650,7 @@ obix_raise_head(ObixOutbox *outbox, int64 head)
 	LWLockRelease(outbox->lock);
 
 	tell(outbox, false, walk);
+	return true;
 }
 
 /*
@@ -652,6 +705,7 @@ obix_get_position(ObixOutbox *outbox, Oid relation, int32 id,
 	position->premake_head = outbox->premake_head;
 	position->premake_time = outbox->premake_time;
 	position->placeholders = outbox->placeholders;
+	position->rewinds = outbox->rewinds;
 	position->in_flight = outbox->in_flight_count;
 	position->oldest_pid = 0;
 	if (!dlist_is_empty(&outbox->in_flight))

@@ -87,6 +87,7 @@ typedef struct ObixOutbox
 	int64		moves;			/* times that the high-water mark rose, from 1 */
 	int64		releases;		/* times that something may have committed */
 	int64		placeholders;	/* written since this entry was made */
+	uint32		rewinds;		/* times that the head went back */
 	dlist_head	in_flight;		/* slots in the order of their first */
 	int			in_flight_count;
 
@@ -113,6 +114,7 @@ typedef struct ObixPosition
 	int64		premake_head;
 	TimestampTz premake_time;
 	int64		placeholders;
+	uint32		rewinds;
 	int			in_flight;
 	int			oldest_pid;		/* holder of the frontier, 0: none */
 } ObixPosition;
@@ -193,13 +195,15 @@ extern ObixOutbox *obix_nth_outbox(int n);
 /* sequences */
 extern int64 obix_allocate(ObixOutbox *outbox, int64 count);
 extern void obix_accept(ObixOutbox *outbox, int64 sequence);
+extern int64 obix_advance(ObixOutbox *outbox, int64 last, bool *premake);
+extern void obix_rewind(ObixOutbox *outbox, int64 next);
 extern void obix_release(ObixOutbox *outbox, bool leaves_hole, bool prepared,
 						 int64 last);
 extern void obix_decided(ObixOutbox *outbox);
 extern void obix_suspect(ObixOutbox *outbox, int64 sequence);
 extern void obix_begin_walk(ObixOutbox *outbox, int64 *from, int64 *to,
 							bool *allocates);
-extern void obix_raise_head(ObixOutbox *outbox, int64 head);
+extern bool obix_raise_head(ObixOutbox *outbox, int64 head, uint32 rewinds);
 extern void obix_end_walk(ObixOutbox *outbox, int64 next, int64 undecided,
 						  int64 filled);
 extern bool obix_get_position(ObixOutbox *outbox, Oid relation, int32 id,

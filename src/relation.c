@@ -286,6 +286,7 @@ obix_try_attach(Relation parent, ObixRelation *known)
 	Oid			relid = RelationGetRelid(parent);
 	ObixOutbox *shared = known->shared;
 	ObixRegistryRow row;
+	ObixPosition position;
 	int64		newest;
 
 	if (known->attached && shared->relation == relid &&
@@ -298,7 +299,11 @@ obix_try_attach(Relation parent, ObixRelation *known)
 	if (shared != NULL)
 	{
 		/* the relation has changed: perhaps its guard was disabled */
-		obix_raise_head(shared, obix_newest_row(parent));
+		do
+		{
+			obix_get_position(shared, relid, known->id, &position);
+		} while (!obix_raise_head(shared, obix_newest_row(parent),
+								  position.rewinds));
 	}
 	else
 	{
@@ -529,6 +534,23 @@ obix_is_subscribed(Oid relid, bool *copied)
 	systable_endscan(scan);
 	table_close(catalog, AccessShareLock);
 	return found;
+}
+
+/* Does a subscription write to an outbox, or to one of its partitions? */
+bool
+obix_subscribes(Relation parent, bool *copied)
+{
+	ObixLeaf	leaf;
+
+	if (obix_is_subscribed(RelationGetRelid(parent), copied))
+		return true;
+	obix_find_leaf(parent, PG_INT64_MIN, &leaf);
+	do
+	{
+		if (OidIsValid(leaf.relid) && obix_is_subscribed(leaf.relid, copied))
+			return true;
+	} while (obix_next_leaf(parent, &leaf));
+	return false;
 }
 
 /* Error out unless the user has a table privilege on an outbox. */

@@ -55,6 +55,7 @@ extern void obix_check_writable(const char *function);
 extern void obix_check_enabled(const char *function);
 extern void obix_check_insertable(Relation rel);
 extern bool obix_is_subscribed(Oid relid, bool *copied);
+extern bool obix_subscribes(Relation parent, bool *copied);
 extern void obix_check_privilege(Oid relid, AclMode mode);
 extern void obix_check_owner(Oid relid);
 extern bool obix_may_select(Oid relid, Oid role);

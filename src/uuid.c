@@ -23,6 +23,10 @@
 #define FRACTION_BITS	12
 #define NS_PER_MS		INT64CONST(1000000)
 
+/* Where the time of PostgreSQL begins, by that of UUIDs */
+#define EPOCH_MS		((POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * \
+						 SECS_PER_DAY * INT64CONST(1000))
+
 PG_FUNCTION_INFO_V1(obix_uuidv7);
 
 /* Random bytes are fetched many at a time: each fetch enters OpenSSL. */
@@ -45,24 +49,12 @@ random_bytes(void *to, size_t length)
 	memset(pool + left, 0, length);
 }
 
-/* A new UUID, palloc'd. */
-pg_uuid_t *
-obix_make_uuid(void)
+/* A UUID of these milliseconds and this fraction, palloc'd. */
+static pg_uuid_t *
+form_uuid(uint64 ticks)
 {
-	static uint64 last = 0;
-	struct timespec now;
-	uint64		ns;
-	uint64		ticks;			/* milliseconds and fraction */
 	pg_uuid_t  *uuid = palloc(sizeof(pg_uuid_t));
 	uint64		high;
-
-	clock_gettime(CLOCK_REALTIME, &now);
-	ns = (uint64) now.tv_sec * 1000 * NS_PER_MS + now.tv_nsec;
-	ticks = (ns / NS_PER_MS) << FRACTION_BITS |
-		((ns % NS_PER_MS) << FRACTION_BITS) / NS_PER_MS;
-	if (ticks <= last)
-		ticks = last + 1;
-	last = ticks;
 
 	high = ticks >> FRACTION_BITS << 16 | UINT64CONST(7) << FRACTION_BITS |
 		(ticks & ((1 << FRACTION_BITS) - 1));
@@ -71,6 +63,45 @@ obix_make_uuid(void)
 	random_bytes(uuid->data + 8, 8);
 	uuid->data[8] = (uuid->data[8] & 0x3f) | 0x80;	/* the variant */
 	return uuid;
+}
+
+/* A new UUID. */
+pg_uuid_t *
+obix_make_uuid(void)
+{
+	static uint64 last = 0;
+	struct timespec now;
+	uint64		ns;
+	uint64		ticks;			/* milliseconds and fraction */
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	ns = (uint64) now.tv_sec * 1000 * NS_PER_MS + now.tv_nsec;
+	ticks = (ns / NS_PER_MS) << FRACTION_BITS |
+		((ns % NS_PER_MS) << FRACTION_BITS) / NS_PER_MS;
+	if (ticks <= last)
+		ticks = last + 1;
+	last = ticks;
+	return form_uuid(ticks);
+}
+
+/*
+ * A new UUID for what was recorded at some time; those of one microsecond are in
+ * no order.
+ */
+pg_uuid_t *
+obix_make_uuid_at(TimestampTz at)
+{
+	int64		us = at % 1000;
+	int64		ms = at / 1000 + EPOCH_MS;
+
+	if (us < 0)
+	{
+		us += 1000;
+		ms--;
+	}
+	ms = Min(Max(ms, 0), (INT64CONST(1) << 48) - 1);
+	return form_uuid((uint64) ms << FRACTION_BITS |
+					 (uint64) (us << FRACTION_BITS) / 1000);
 }
 
 /* Is this the UUID of a placeholder? */

@@ -35,6 +35,14 @@ typedef struct ObixRange
 	int64		to;
 } ObixRange;
 
+/* Where the head was before this transaction gave out what it imports */
+typedef struct ObixAdvance
+{
+	struct ObixAdvance *next;	/* of a lower level */
+	int			level;			/* nesting level */
+	int64		before;			/* next sequence */
+} ObixAdvance;
+
 struct ObixXact
 {
 	struct ObixXact *next;
@@ -56,6 +64,7 @@ struct ObixXact
 
 	bool		may_leave_hole; /* something inserted may have gone again */
 	bool		accepted;		/* rows came with sequences of their own */
+	ObixAdvance *advances;		/* of imports, by descending level */
 	uint32		work;			/* OBIX_WORK_* to ask for at commit */
 
 	/* a walk from suspect_from, told to shared memory if it commits */
@@ -274,6 +283,65 @@ obix_xact_accept(ObixXact *xact, int64 sequence)
 		xact->last = sequence;
 }
 
+/*
+ * All sequences up to last are about to be inserted, by somebody who has locked
+ * out everybody else who allocates.  If that is rolled back they are given back,
+ * rather than be holes.
+ */
+void
+obix_xact_advance(ObixXact *xact, int64 last)
+{
+	int			level = GetCurrentTransactionNestLevel();
+	bool		premake;
+	int64		before;
+
+	if (xact->advances == NULL || xact->advances->level < level)
+	{
+		ObixAdvance *advance = MemoryContextAlloc(TopTransactionContext,
+												  sizeof(ObixAdvance));
+
+		/* what follows can raise, until sequences are in flight */
+		advance->level = level;
+		advance->before = PG_INT64_MAX;
+		advance->next = xact->advances;
+		xact->advances = advance;
+	}
+	if (obix_force_sync_commit)
+		ForceSyncCommit();
+	before = obix_advance(xact->outbox, last, &premake);
+	xact->advances->before = Min(xact->advances->before, before);
+	if (xact->first == 0)
+		xact->first = before;
+	xact->last = last;
+	if (premake)
+		xact->work |= OBIX_WORK_PREMAKE;
+}
+
+/*
+ * What was imported from a nesting level on is rolled back, and with it whatever
+ * was drawn after that.  Returns whether this transaction had sequences before.
+ */
+static bool
+rewind_advances(ObixXact *xact, int level)
+{
+	int64		before = PG_INT64_MAX;
+
+	while (xact->advances != NULL && xact->advances->level >= level)
+	{
+		before = xact->advances->before;
+		xact->advances = xact->advances->next;
+	}
+	obix_rewind(xact->outbox, before);
+
+	while (xact->count > xact->head &&
+		   xact->unused[xact->count - 1].from >= before)
+		xact->count--;
+	if (xact->count > xact->head && xact->unused[xact->count - 1].to >= before)
+		xact->unused[xact->count - 1].to = before - 1;
+	xact->last = Min(xact->last, before - 1);
+	return xact->first < before;
+}
+
 /* When this transaction commits, ask for work on an outbox. */
 void
 obix_xact_request_work(Oid relid, uint32 work)
@@ -356,6 +424,14 @@ obix_xact_check_prepare(void)
 				 errmsg("cannot PREPARE a transaction that has changed a consumer"),
 				 errdetail("It has created, altered, moved or dropped one, or let one go on."),
 				 errhint("Do that in a transaction of its own; obix.fetch, obix.ack and obix.fail can be prepared.")));
+	for (ObixXact *xact = xacts; xact != NULL; xact = xact->next)
+	{
+		if (xact->advances != NULL)
+			ereport(ERROR,
+					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+					 errmsg("cannot PREPARE a transaction that has imported events"),
+					 errhint("Commit it, or call obix.import outside of a transaction block.")));
+	}
 	if (updates_extension)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
@@ -492,9 +568,12 @@ obix_xact_end(XactEvent event)
 
 		if (xact->first != 0)
 		{
-			obix_release(xact->outbox,
-						 unused || xact->may_leave_hole || !(commit || prepare),
-						 prepare, xact->last);
+			bool		leaves_hole = unused || xact->may_leave_hole ||
+				!(commit || prepare);
+
+			if (xact->advances != NULL && !commit)
+				leaves_hole = rewind_advances(xact, 0);
+			obix_release(xact->outbox, leaves_hole, prepare, xact->last);
 			if (xact->accepted)
 				obix_request_work(xact->outbox, OBIX_WORK_FILL);
 		}
@@ -564,6 +643,17 @@ obix_xact_end_sub(SubXactEvent event, int level)
 
 	for (ObixXact *xact = xacts; xact != NULL; xact = xact->next)
 	{
+		ObixAdvance *advance = xact->advances;
+
+		if (advance != NULL && advance->level >= level)
+		{
+			if (abort)
+				(void) rewind_advances(xact, level);
+			else if (advance->next != NULL && advance->next->level == level - 1)
+				xact->advances = advance->next;
+			else
+				advance->level = level - 1;
+		}
 		if (xact->use_level >= level)
 		{
 			xact->use_level = level - 1;

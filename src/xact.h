@@ -24,6 +24,7 @@ extern ObixXact *obix_xact(Relation parent, ObixOutbox *outbox);
 extern int64 obix_xact_allocate(ObixXact *xact, int64 count);
 extern int64 obix_xact_draw(ObixXact *xact);
 extern bool obix_xact_use(Oid relid, int64 sequence);
+extern void obix_xact_advance(ObixXact *xact, int64 last);
 extern void obix_xact_accept(ObixXact *xact, int64 sequence);
 extern void obix_xact_request_work(Oid relid, uint32 work);
 extern void obix_xact_may_leave_hole(Oid relid);
