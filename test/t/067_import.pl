@@ -73,7 +73,7 @@ sub position_of
 	);
 }
 
-foreach my $end ('cancelled', 'terminated', 'crashed', 'failed')
+foreach my $end ('terminated', 'crashed', 'failed')
 {
 	my $outbox = "o_$end";
 	my $holder = $node->background_psql($db, on_error_stop => 0);
@@ -105,7 +105,6 @@ foreach my $end ('cancelled', 'terminated', 'crashed', 'failed')
 	{
 		my $pid = import_pid($outbox);
 
-		$node->safe_psql($db, "SELECT pg_cancel_backend($pid)") if $end eq 'cancelled';
 		$node->safe_psql($db, "SELECT pg_terminate_backend($pid)") if $end eq 'terminated';
 		$holder->query_safe('SELECT pg_advisory_unlock(1)') if $end eq 'failed';
 	}

@@ -104,11 +104,11 @@ SELECT gen_random_uuid() AS token \gset
 INSERT INTO app.outbox (event_type, aggregate_id, payload) VALUES ('t', 'a', jsonb_build_object('token', :token::text));
 INSERT INTO test.written VALUES (:token::uuid);
 };
-my $load = start_pgbench($node, $db, 'load', '-c 4 -j 1 -T 6 -M prepared',
+my $load = start_pgbench($node, $db, 'load', '-c 4 -j 1 -T 3600 -M prepared',
 	{ 'commit@9' => $write . "COMMIT;\n", 'rollback@1' => $write . "ROLLBACK;\n" });
 
 # beforehand, a few times
-foreach my $events (300, 900)
+foreach my $events (200, 500)
 {
 	$node->poll_query_until($db, "SELECT count(*) > $events FROM app.outbox")
 	  or die 'nothing is written';
@@ -125,9 +125,13 @@ SELECT sequence AS id, type AS event_type, key AS aggregate_id, payload, recorde
 FROM app.orders WHERE payload IS NOT NULL;
 COMMIT});
 my $switched = $node->safe_psql($db, 'SELECT max(id) FROM app.outbox_old');
-$node->poll_query_until($db, "SELECT max(sequence) > $switched + 300 FROM app.orders")
+$node->poll_query_until($db, "SELECT max(sequence) > $switched + 200 FROM app.orders")
   or die 'nothing is published after the switch';
-finish_pgbench($load);
+$load->{handle}->signal('INT');
+finish_pgbench($load, may_fail => 1);
+unlike($load->{stderr}, qr/error/i, 'no application has met an error');
+$node->poll_query_until($db,
+	q{SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'pgbench'});
 settle($node, $db, 'app.orders');
 
 is( $node->safe_psql(
