@@ -536,4 +536,73 @@ AS 'MODULE_PATHNAME', 'obix_import'
 LANGUAGE C;
 
 COMMENT ON PROCEDURE obix.import(regclass, regclass, text, text, text, text, text, text, text, integer) IS
-'copy the events of a table or view into an outbox of the caller, in order, with their sequences, ids and times, and placeholders where sequences are missing; commits after each batch of so many sequences (1 to 1000000), unless in a transaction block. Called again, goes on. The other arguments name columns of the source; NULL looks for one of a usual name, an empty name is for none';
+'copy the events of source, a table or view, into an outbox of the caller: in order, with their sequences, ids and times, and placeholders where sequences are missing. Called again, goes on. sequence, id, type, key, payload, headers and recorded_at name columns of source: NULL looks for one of a usual name, an empty name is for none. Commits after batch_size sequences (1 to 1000000), unless in a transaction block';
+
+/* --------------------------------------------------------------- comments */
+
+/*
+ * What psql shows of functions names every argument, with what it may be.  This is
+ * for what obix--1.0.sql creates, and replaces the comments there.
+ */
+COMMENT ON SEQUENCE obix.outbox_id_seq IS 'internal: numbers for obix.outbox';
+COMMENT ON SEQUENCE obix.consumer_id_seq IS 'internal: numbers for obix.consumer';
+
+COMMENT ON FUNCTION obix.create_outbox(text, bigint, integer) IS
+'create an outbox, a partitioned table owned by the caller, under the name outbox. partition_width is the number of sequences in a partition (at least 1), premake the number of partitions to keep ready ahead (0 to 10000)';
+COMMENT ON FUNCTION obix.alter_outbox(regclass, bigint, integer, bigint) IS
+'change an outbox: partition_width of the partitions made from now on, premake, how many are kept ready; NULL leaves a setting as it is. resolved is for an outbox that a subscription writes to: no event is still to come up to this position, so what is missing there had been removed where they come from';
+COMMENT ON FUNCTION obix.adopt_outbox(regclass, bigint, integer) IS
+'make an outbox again of a table that was one where it was dumped, and was restored without its row in obix.outbox: alone, or without data. partition_width NULL takes that of its last partition; premake is the number of partitions to keep ready ahead (0 to 10000)';
+
+COMMENT ON FUNCTION obix.publish(regclass, jsonb, text, text, jsonb) IS
+'publish an event to an outbox when, and only when, this transaction commits; returns its id. payload must not be NULL (JSON null is allowed); type, key and headers are the publisher''s own. The sequence is given at commit, so it follows every transaction whose effects this one saw';
+COMMENT ON FUNCTION obix.read(regclass, bigint, integer, bigint, uuid) IS
+'the events of an outbox after a position (NULL: from the oldest kept), in order and without a gap, up to the first that is not there yet: at most max_events, and max_bytes of uncompressed column data, though one event is returned whatever its size. With after_id, an error unless the event at that position bears this id';
+COMMENT ON PROCEDURE obix.wait(regclass, bigint, interval) IS
+'return as soon as there is something to read in an outbox after a position, or after the timeout; holds no snapshot and no lock while it waits';
+COMMENT ON FUNCTION obix.high_water_mark(regclass) IS
+'the position up to which a reader can read an outbox now; on a standby, of what has been replayed there';
+COMMENT ON FUNCTION obix.recover_default(regclass) IS
+'bring the events stranded in the DEFAULT partition of an outbox into proper partitions; returns how many. The worker does this by itself while obix.auto_recover is on';
+
+COMMENT ON FUNCTION obix.create_consumer(text, regclass, bigint, text[], text, text, text, integer, interval, integer, interval, interval, text, boolean, regclass[], text) IS
+'create a consumer, a named, durable cursor on an outbox, that belongs to the caller and begins with the event after start_after (NULL: the oldest kept). types: the types of events that it gets (NULL: all). handler, a function of one obix.event, and batch_handler, a function of obix.event[]: dispatchers call these for every event, up to batch_size (1 to 100000) in a transaction, for as long as timeout, while the function gate returns true; tables are those that they maintain. ordering: sequence or available. After a failure the event is tried again up to max_attempts (NULL: for ever), first after backoff, twice that each time, up to max_backoff; on_failure then says stop or dead_letter, and hold_key whether later events of its key are held back';
+COMMENT ON FUNCTION obix.alter_consumer(text, text[], text, text, integer, interval, integer, interval, interval, text, boolean, regclass[], text, text, regrole, text[]) IS
+'change a consumer: types, handler, batch_handler, batch_size, timeout, max_attempts, backoff, max_backoff, on_failure, hold_key, tables and gate as in obix.create_consumer; search_path, with which its functions run; owner. NULL leaves a setting as it is, and clear names those to set to NULL: types, handler, batch_handler, max_attempts, tables, gate';
+COMMENT ON FUNCTION obix.seek(text, bigint) IS
+'set the cursor of a consumer to any position, forward or back: the event after it comes next; with after NULL, the oldest kept. What it had still to deliver from before the old position is forgotten';
+COMMENT ON FUNCTION obix.fetch(text, integer, bigint, bigint, boolean) IS
+'the next events for a consumer, until they are acknowledged: at most max_events, and max_bytes of uncompressed column data, but at least one if there is any. Until the transaction ends nobody else fetches for it: wait says whether to wait for that or return nothing. token: that of the lease, if there is one';
+COMMENT ON FUNCTION obix.ack(text, bigint, bigint) IS
+'acknowledge what was fetched for a consumer, up to the event with this sequence: the cursor moves forward to it, when this transaction commits. token: that of the lease, if there is one';
+COMMENT ON FUNCTION obix.fail(text, bigint, text, bigint) IS
+'report that the next event for a consumer, the one with this sequence, could not be dealt with because of an error: it is delivered again after a delay that doubles with each failure, or after max_attempts stops the consumer or becomes a dead letter. token: that of the lease, if there is one';
+COMMENT ON FUNCTION obix.acquire(text, interval) IS
+'become the only holder of a consumer for the time of the lease, on the clock of the database: returns a token that fetch, ack and fail must bear, or NULL while somebody else holds it';
+COMMENT ON FUNCTION obix.renew(text, bigint, interval) IS
+'hold a consumer for the time of another lease, from now, with the token of the last one; an error if somebody else has acquired it';
+COMMENT ON FUNCTION obix.release(text, bigint) IS
+'end the lease with this token, so that others can acquire the consumer at once; an error if somebody else has acquired it';
+COMMENT ON FUNCTION obix.requeue(text, bigint) IS
+'deliver the dead letter of a consumer with this sequence again, before any other event, with all its attempts; what is held behind it follows';
+COMMENT ON FUNCTION obix.discard(text, bigint) IS
+'delete the dead letter of a consumer with this sequence; what is held behind it is delivered';
+COMMENT ON FUNCTION obix.cancel_rebuild(text) IS
+'give up a rebuild of a consumer that was interrupted, and drop what it has made';
+
+COMMENT ON FUNCTION obix.guard() IS
+'internal: row trigger of every outbox; refuses sequences that obix did not give out, DELETE, and UPDATE of anything but payload and headers';
+COMMENT ON FUNCTION obix.guard_truncate() IS
+'internal: statement trigger of every outbox and partition; records at TRUNCATE what was removed, so that no sequence is given out twice';
+COMMENT ON FUNCTION obix.guard_registry() IS
+'internal: row trigger of the tables of obix; lets those who restore a dump without being superusers insert what they could have made themselves';
+COMMENT ON FUNCTION obix.outbox_state(regclass) IS
+'internal: what shared memory knows of an outbox, for obix.outbox_status; on a standby only the high-water mark is known';
+COMMENT ON FUNCTION obix.partitions(regclass) IS
+'internal: the partitions of an outbox with the sequences each holds, from the first up to but not including the last, both NULL for the DEFAULT partition; for obix.partition_status';
+COMMENT ON FUNCTION obix.consumer_progress(integer) IS
+'internal: how far the consumer with this id, or with a negative id its rebuild, is; for obix.consumer_status and obix.rebuild_progress';
+COMMENT ON FUNCTION obix.begin_rebuild(text, boolean) IS
+'internal: first step of obix.rebuild; makes the tables anew, unless a rebuild of the consumer is to be resumed, which takes skip_errors again';
+COMMENT ON FUNCTION obix.continue_rebuild(text) IS
+'internal: further steps of obix.rebuild; has the rebuild of the consumer go on for some seconds, and returns false when it has ended';

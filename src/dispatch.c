@@ -607,7 +607,7 @@ lacks_standby(void)
 		ereport(LOG,
 				(lacks ?
 				 errmsg("handlers are not called: no synchronous standby confirms commits") :
-				 errmsg("handlers are called again: a synchronous standby confirms commits")));
+				 errmsg("handlers are called again: commits no longer lack a synchronous standby")));
 	return lacks;
 }
 

@@ -285,7 +285,7 @@ obix_source_open(ObixSource *source, Oid relid, char *const *given)
 					(errcode(ERRCODE_UNDEFINED_COLUMN),
 					 errmsg("no column of \"%s\" is known to be the %s of events",
 							source->name, event_column(i)),
-					 errhint("Name it with %s => ...", event_column(i))));
+					 errhint("Name it in the argument %s.", event_column(i))));
 
 		if (column == NULL)
 		{

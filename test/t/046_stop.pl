@@ -244,5 +244,16 @@ like(log_count($sync, qr/handlers are not called/, $offset),
 	qr/^[12]$/, 'the log tells no more than once for each start');
 like(walk($sync, 'app', 'o'), qr/^(\d+)\|1\|\1$/, 'everything is there, with one placeholder');
 
+# While it goes on, the log tells when it is over.
+$offset = log_offset($sync);
+standby_names('nobody');
+$sync->poll_query_until('postgres', q{SELECT current_setting('synchronous_standby_names') = 'nobody'});
+$ENV{PGOPTIONS} = '-c synchronous_commit=local';
+publish($sync, 'app', 'o', 1);
+delete $ENV{PGOPTIONS};
+$sync->wait_for_log(qr/handlers are not called: no synchronous standby confirms commits/, $offset);
+standby_names('');
+$sync->wait_for_log(qr/handlers are called again: commits no longer lack a synchronous standby/, $offset);
+
 $sync->stop;
 done_testing();

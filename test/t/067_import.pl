@@ -158,6 +158,9 @@ my $publisher = start_psql($node, $db, 'publisher', "SELECT obix.publish('o', '1
 $node->poll_query_until($db,
 	q{SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'relation' AND query LIKE '%publish%' AND pid <> pg_backend_pid()}
 ) or die 'the publisher does not wait';
+$node->poll_query_until($db,
+	q{SELECT query_start < clock_timestamp() - interval '1 s' FROM pg_stat_activity WHERE wait_event = 'advisory'}
+);
 $holder->query_safe('SELECT pg_advisory_unlock(1)');
 is(join('', finish_psql($publisher)), 't', 'a publisher waits for a batch');
 finish_psql($run);
@@ -165,6 +168,10 @@ like(
 	$run->{stderr},
 	qr/ERROR:  outbox "o" is published to while it is imported into\n.*DETAIL:  Sequences up to 41 have been given out.\n.*HINT:  Import into an outbox of its own/s,
 	'and the import is told');
+like(
+	$run->{stderr},
+	qr/NOTICE:  import into outbox "o": sequence 40 of 99/,
+	'whoever calls is told once a second how far it is');
 is(walk($node, $db, 'o'), '41|4|41', 'nothing is lost');
 $holder->quit;
 
@@ -178,7 +185,7 @@ $node->safe_psql(
 	$db, q{
 INSERT INTO pg_subscription_rel SELECT oid, 's'::regclass, 'i', NULL FROM pg_subscription WHERE subname = 'sub'});
 my ($result, $stdout, $stderr) = $node->psql($db, q{CALL obix.import('s', 'test.source')});
-like($stderr, qr/ERROR:  cannot import into outbox "s"\n.*DETAIL:  A subscription writes to it/s, 'not where a subscription writes');
+like($stderr, qr/ERROR:  cannot import into outbox "s"\n.*DETAIL:  A subscription writes to it\./s, 'not where a subscription writes');
 
 $node->stop;
 done_testing();
