@@ -56,6 +56,12 @@
 /* Rows of the source to fetch at a time */
 #define FETCH_ROWS			1000
 
+/*
+ * Sequences missing in a row that are filled with placeholders, at most: one row
+ * with a stray sequence is not to fill the disk.
+ */
+#define MAX_HOLE			10000000
+
 /* Partitions to make under one lock, at most */
 #define MAX_PARTITIONS		8
 
@@ -81,6 +87,7 @@ typedef struct ObixImport
 	int64		next;			/* to be written; above tail + 1 in the
 								 * beginning: what is between is left out */
 	int64		target;			/* go up to here */
+	bool		in_hole;		/* the source may lack what is next */
 	int64		events;			/* imported, and placeholders written */
 	int64		placeholders;
 	TimestampTz told_at;
@@ -237,6 +244,7 @@ look_at_outbox(ObixImport *import)
 	table_close(parent, AccessShareLock);
 	import->tail = Max(newest, obix_resolved(import->outbox));
 	import->next = import->tail + 1;
+	import->in_hole = true;
 	if (import->tail > 0)
 		check_earlier(import);
 
@@ -246,7 +254,28 @@ look_at_outbox(ObixImport *import)
 							 " WHERE %s OPERATOR(pg_catalog.>=) '" INT64_FORMAT "'::pg_catalog.int8",
 							 sequence, source->quoted, sequence, import->next), &first) &&
 		first - import->next > import->batch_size)
-		import->next = first;
+		import->next = first;	/* sequences begin here */
+}
+
+/* Error out if too much is missing from the source. */
+static void
+check_hole(const ObixImport *import)
+{
+	const ObixSource *source = &import->source;
+	const char *sequence = source->columns[Anum_event_sequence - 1];
+	int64		first;
+
+	if (query_int64(psprintf("SELECT pg_catalog.min(%s)::pg_catalog.int8 FROM %s s"
+							 " WHERE %s OPERATOR(pg_catalog.>=) '" INT64_FORMAT "'::pg_catalog.int8",
+							 sequence, source->quoted, sequence, import->next), &first) &&
+		first - import->next > MAX_HOLE)
+		ereport(ERROR,
+				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				 errmsg("too many sequences are missing from \"%s\"", source->name),
+				 errdetail("It has no rows from %lld to %lld, and for up to %d in a row placeholders are written.",
+						   (long long) import->next, (long long) first - 1,
+						   MAX_HOLE),
+				 errhint("Import from a view that gives the rows after that lower sequences, or leaves them out.")));
 }
 
 /* Task: make partitions from one sequence up to another, if they are missing. */
@@ -353,6 +382,7 @@ copy_rows(ObixImport *import, Relation parent, int64 last)
 		SPI_freetuptable(SPI_tuptable);
 	}
 	SPI_cursor_close(portal);
+	import->in_hole = next <= last;
 	for (; next <= last; next++)
 	{
 		(void) obix_writer_put(writer, placeholder, next, now);
@@ -452,6 +482,8 @@ import_all(ObixImport *import)
 	{
 		int64		range[2];
 
+		if (import->in_hole)
+			check_hole(import);
 		range[0] = import->next;
 		range[1] = import->target - import->next < import->batch_size ?
 			import->target : import->next + import->batch_size - 1;

@@ -248,6 +248,18 @@ ALTER TABLE bad RENAME no TO id;
 DROP INDEX bad_id_idx;
 CALL obix.import('wrong', 'bad');
 
+-- sequences far above all others
+CREATE TABLE stray (id bigint PRIMARY KEY, payload jsonb);
+INSERT INTO stray VALUES (1, '1'), (10000010, '2');
+SELECT obix.create_outbox('sparse', 1000, 0);
+CALL obix.import('sparse', 'stray', batch_size => 5);
+SELECT count(*), count(payload), max(sequence) FROM sparse;
+CALL obix.import('sparse', 'stray', batch_size => 5);
+UPDATE stray SET id = 9 WHERE id > 1;
+CALL obix.import('sparse', 'stray', batch_size => 5);
+SELECT count(*), count(payload), max(sequence) FROM sparse;
+DROP TABLE sparse, stray;
+
 -- arguments
 CALL obix.import(NULL, 'bad');
 CALL obix.import('wrong', NULL);
