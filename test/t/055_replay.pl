@@ -22,6 +22,7 @@ my $primary = new_node(
 autovacuum = off
 max_standby_archive_delay = -1
 max_standby_streaming_delay = -1
+statement_timeout = '1min'
 CONF
 
 setup_database($primary, 'postgres');
