@@ -30,6 +30,7 @@
 #include "delivery.h"
 #include "read.h"
 #include "turn.h"
+#include "waiters.h"
 
 /* How often to look while shared memory cannot tell */
 #define UNSURE_POLL_MS		1000
@@ -368,7 +369,7 @@ how_long(ObixConsumer *consumer, ObixOutbox *shared, int32 outbox_id,
 /*
  * CALL obix.wait_for(consumer, timeout)
  *
- * Sleeps on the condition variable of the outbox while nothing has happened
+ * Sleeps in the queue of the outbox (waiters.c) while nothing has happened
  * since somebody last fetched and found nothing.  Where shared memory cannot
  * tell, while holes have yet to be dealt with, returns after a second.
  */
@@ -384,6 +385,7 @@ obix_wait_for(PG_FUNCTION_ARGS)
 	int32		outbox_id;
 	bool		in_turns;
 	bool		dropped = false;
+	bool		slept = false;
 
 	obix_check_not_null(fcinfo, names, lengthof(names));
 	end = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
@@ -404,7 +406,7 @@ obix_wait_for(PG_FUNCTION_ARGS)
 		CHECK_FOR_INTERRUPTS();
 
 		/* join the queue before looking, lest a wake-up come in between */
-		ConditionVariablePrepareToSleep(&shared->moved);
+		(void) obix_join_waiters(shared);
 		left = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), end);
 		if (left <= 0)
 			break;
@@ -421,12 +423,15 @@ obix_wait_for(PG_FUNCTION_ARGS)
 			 position.suspect_from != 0);
 		if (unsure)
 			left = Min(left, UNSURE_POLL_MS);
-		if (ConditionVariableTimedSleep(&shared->moved, left, obix_wait_event(OBIX_WAIT_EVENT)) &&
-			unsure)
+		if (!obix_sleep(left))
+			slept = true;
+		else if (unsure)
 			break;
 	}
-	ConditionVariableCancelSleep();
+	obix_leave_waiters();
 	if (dropped)
 		EnsurePortalSnapshotExists();
+	if (!slept)
+		obix_return_in_turn(shared, TimestampDifferenceMilliseconds(GetCurrentTimestamp(), end));
 	PG_RETURN_VOID();
 }

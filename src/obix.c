@@ -33,6 +33,7 @@
 #include "registry.h"
 #include "relation.h"
 #include "removal.h"
+#include "waiters.h"
 #include "work.h"
 #include "worker.h"
 #include "xact.h"
@@ -96,6 +97,7 @@ end_transaction(XactEvent event, void *arg)
 			obix_publish_end();
 			obix_consumer_end();
 			obix_xact_end(event);
+			obix_leave_waiters();
 			break;
 		case XACT_EVENT_PARALLEL_PRE_COMMIT:
 		case XACT_EVENT_PARALLEL_COMMIT:
@@ -114,6 +116,8 @@ end_subtransaction(SubXactEvent event, SubTransactionId mine,
 
 		obix_publish_end_sub(event, level);
 		obix_xact_end_sub(event, level);
+		if (event == SUBXACT_EVENT_ABORT_SUB)
+			obix_leave_waiters();
 	}
 }
 

@@ -32,6 +32,7 @@
 #include "outbox.h"
 #include "progress.h"
 #include "turn.h"
+#include "waiters.h"
 #include "work.h"
 
 #define OBIX_TRANCHE_NAME	"obix"
@@ -53,7 +54,7 @@ obix_nth_outbox(int n)
 	return (ObixOutbox *) (obix_entries + n * entry_size());
 }
 
-/* ObixShared, then the outboxes, the consumers, and operations */
+/* ObixShared, then the outboxes, the consumers, operations, and those who wait */
 static Size
 shmem_size(void)
 {
@@ -61,7 +62,8 @@ shmem_size(void)
 
 	size = add_size(size, mul_size(obix_max_outboxes, entry_size()));
 	size = add_size(size, MAXALIGN(obix_turn_shmem_size()));
-	return add_size(size, obix_progress_shmem_size());
+	size = add_size(size, MAXALIGN(obix_progress_shmem_size()));
+	return add_size(size, obix_waiters_shmem_size());
 }
 
 void
@@ -75,16 +77,19 @@ void
 obix_shmem_startup(void)
 {
 	bool		found;
+	char	   *space;
 	LWLockPadded *locks;
-	char	   *turns;
 
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
 
 	obix_shared = ShmemInitStruct("obix", shmem_size(), &found);
 	obix_entries = (char *) obix_shared + MAXALIGN(sizeof(ObixShared));
-	turns = (char *) obix_nth_outbox(obix_max_outboxes);
-	obix_turn_shmem_init(turns);
-	obix_progress_shmem_init(turns + MAXALIGN(obix_turn_shmem_size()));
+	space = (char *) obix_nth_outbox(obix_max_outboxes);
+	obix_turn_shmem_init(space);
+	space += MAXALIGN(obix_turn_shmem_size());
+	obix_progress_shmem_init(space);
+	space += MAXALIGN(obix_progress_shmem_size());
+	obix_waiters_shmem_init(space);
 
 	if (!found)
 	{
@@ -107,7 +112,7 @@ obix_shmem_startup(void)
 			outbox->lock = &(locks++)->lock;
 			pg_atomic_init_u32(&outbox->work, 0);
 			pg_atomic_init_u32(&outbox->dispatch, 0);
-			ConditionVariableInit(&outbox->moved);
+			dlist_init(&outbox->waiters);
 			dlist_init(&outbox->in_flight);
 		}
 	}
@@ -208,27 +213,31 @@ wants_walk(ObixOutbox *outbox)
 /*
  * Count what has happened, under the lock: the high-water mark has moved, or
  * something may have been committed above it.  Returns whether anybody is
- * concerned.
+ * concerned, and who is to be woken.
  */
 static bool
-count_move(ObixOutbox *outbox, bool moved)
+count_move(ObixOutbox *outbox, bool moved, Latch **waiter)
 {
 	outbox->releases++;
 	if (moved)
 		outbox->moves++;
-	return moved || outbox->available;
+	if (!moved && !outbox->available)
+		return false;
+	*waiter = obix_begin_wave(outbox);
+	return true;
 }
 
 /*
- * After the lock is released: somebody is concerned by a move, or there is
- * something to walk for.  Raises nothing.
+ * After the lock is released: somebody is concerned by a move, one of those who
+ * wait is to be woken, or there is something to walk for.  Raises nothing.
  */
 static void
-tell(ObixOutbox *outbox, bool moved, bool walk)
+tell(ObixOutbox *outbox, bool moved, Latch *waiter, bool walk)
 {
+	if (waiter != NULL)
+		SetLatch(waiter);
 	if (moved)
 	{
-		ConditionVariableBroadcast(&outbox->moved);
 		if (outbox->handled)
 			obix_request_dispatch(outbox);
 		if (obix_notify)
@@ -359,8 +368,8 @@ obix_free_outboxes(Oid database, Oid relation)
 			dlist_container(ObixSlot, node, node)->first = 0;
 		}
 		outbox->in_flight_count = 0;
+		obix_dismiss_waiters(outbox);
 		LWLockRelease(outbox->lock);
-		ConditionVariableBroadcast(&outbox->moved);
 	}
 	LWLockRelease(obix_shared->lock);
 	obix_turn_forget(database, relation, 0);
@@ -548,6 +557,7 @@ obix_release(ObixOutbox *outbox, bool leaves_hole, bool prepared, int64 last)
 	int64		frontier;
 	bool		moved;
 	bool		walk;
+	Latch	   *waiter = NULL;
 
 	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
 	if (slot->first == 0)
@@ -567,7 +577,7 @@ obix_release(ObixOutbox *outbox, bool leaves_hole, bool prepared, int64 last)
 			set_undecided(outbox, slot->first);
 	}
 	slot->first = 0;
-	moved = count_move(outbox, high_water_mark_of(outbox) > before);
+	moved = count_move(outbox, high_water_mark_of(outbox) > before, &waiter);
 
 	/*
 	 * What was undecided may have been decided while the frontier was below
@@ -578,7 +588,7 @@ obix_release(ObixOutbox *outbox, bool leaves_hole, bool prepared, int64 last)
 		 outbox->suspect_from <= frontier_of(outbox));
 	LWLockRelease(outbox->lock);
 
-	tell(outbox, moved, walk);
+	tell(outbox, moved, waiter, walk);
 }
 
 /*
@@ -589,12 +599,13 @@ void
 obix_decided(ObixOutbox *outbox)
 {
 	bool		concerned;
+	Latch	   *waiter = NULL;
 
 	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
-	concerned = count_move(outbox, false);
+	concerned = count_move(outbox, false, &waiter);
 	LWLockRelease(outbox->lock);
 
-	tell(outbox, concerned, true);
+	tell(outbox, concerned, waiter, true);
 }
 
 /* A reader met a hole at or below the frontier that nobody can fill. */
@@ -608,7 +619,7 @@ obix_suspect(ObixOutbox *outbox, int64 sequence)
 	walk = wants_walk(outbox);
 	LWLockRelease(outbox->lock);
 
-	tell(outbox, false, walk);
+	tell(outbox, false, NULL, walk);
 }
 
 /*
@@ -649,7 +660,7 @@ obix_raise_head(ObixOutbox *outbox, int64 head, uint32 rewinds)
 	walk = wants_walk(outbox);
 	LWLockRelease(outbox->lock);
 
-	tell(outbox, false, walk);
+	tell(outbox, false, NULL, walk);
 	return true;
 }
 
@@ -668,6 +679,7 @@ obix_end_walk(ObixOutbox *outbox, int64 next, int64 undecided, int64 filled)
 	int64		before;
 	bool		moved;
 	bool		walk;
+	Latch	   *waiter = NULL;
 
 	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
 	before = high_water_mark_of(outbox);
@@ -679,10 +691,10 @@ obix_end_walk(ObixOutbox *outbox, int64 next, int64 undecided, int64 filled)
 	walk |= wants_walk(outbox);
 	moved = high_water_mark_of(outbox) > before;
 	if (moved)
-		(void) count_move(outbox, true);
+		(void) count_move(outbox, true, &waiter);
 	LWLockRelease(outbox->lock);
 
-	tell(outbox, moved, walk);
+	tell(outbox, moved, waiter, walk);
 }
 
 /*
@@ -761,8 +773,14 @@ obix_wake_waiters(Oid database, Oid relation)
 	for (int i = 0; i < obix_max_outboxes; i++)
 	{
 		ObixOutbox *outbox = obix_nth_outbox(i);
+		Latch	   *waiter;
 
-		if (outbox->relation == relation && outbox->database == database)
-			ConditionVariableBroadcast(&outbox->moved);
+		if (outbox->relation != relation || outbox->database != database)
+			continue;
+		LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
+		waiter = obix_begin_wave(outbox);
+		LWLockRelease(outbox->lock);
+		if (waiter != NULL)
+			SetLatch(waiter);
 	}
 }

@@ -13,7 +13,6 @@
 #include "datatype/timestamp.h"
 #include "lib/ilist.h"
 #include "port/atomics.h"
-#include "storage/condition_variable.h"
 #include "storage/latch.h"
 #include "storage/lwlock.h"
 
@@ -58,10 +57,13 @@ typedef struct ObixSlot
 	int			pid;			/* the backend */
 } ObixSlot;
 
+/* As long as no more than these wait, they are woken as fast as can be */
+#define OBIX_FEW_WAITERS	4
+
 /*
  * One outbox.  The key is written under both ObixShared.lock and lock, so
  * holding either is enough to read it.  Everything else is protected by lock,
- * but for the atomics and the condition variable.  Nothing but copying is
+ * but for the atomics.  Nothing but copying is
  * done under the lock.
  */
 typedef struct ObixOutbox
@@ -98,7 +100,15 @@ typedef struct ObixOutbox
 								 * before it looks */
 	pg_atomic_uint32 dispatch;	/* 1: dispatchers should look; cleared by one
 								 * before it does */
-	ConditionVariable moved;	/* broadcast when the high-water mark rises */
+
+	/* who waits until it moves, see waiters.c */
+	dlist_head	waiters;		/* the longest first */
+	int64		wave;			/* grows when they are to look again */
+	bool		waking;			/* one has been woken, and wakes the next */
+	TimestampTz due;			/* when that one should have done so */
+	TimestampTz next_turn;		/* of those who are not */
+	int			last_woken[OBIX_FEW_WAITERS];	/* among these: MyProcNumber +
+												 * 1 */
 
 	ObixSlot	slots[FLEXIBLE_ARRAY_MEMBER];	/* by MyProcNumber */
 } ObixOutbox;

@@ -41,6 +41,7 @@
 #include "registry.h"
 #include "relation.h"
 #include "uuid.h"
+#include "waiters.h"
 
 /* How often a standby looks, and a primary while holes are undecided */
 #define STANDBY_POLL_MS		100
@@ -573,11 +574,11 @@ obix_high_water_mark(PG_FUNCTION_ARGS)
 }
 
 /*
- * Give up the snapshot that CALL holds, or error out if the transaction keeps
+ * Give up the snapshot that CALL holds.  Returns false if the transaction keeps
  * one.
  */
-void
-obix_drop_snapshot(const char *function)
+static bool
+drop_snapshot(void)
 {
 	if (ActivePortal != NULL && ActivePortal->portalSnapshot != NULL &&
 		ActiveSnapshotSet() &&
@@ -587,13 +588,35 @@ obix_drop_snapshot(const char *function)
 		PopActiveSnapshot();
 	}
 	InvalidateCatalogSnapshot();
-	if (IsSubTransaction() || HaveRegisteredOrActiveSnapshot())
+	return !IsSubTransaction() && !HaveRegisteredOrActiveSnapshot();
+}
+
+/* The same for those who cannot do without: errors out where it is false. */
+void
+obix_drop_snapshot(const char *function)
+{
+	if (!drop_snapshot())
 		ereport(ERROR,
 				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
 				 errmsg("cannot wait while the transaction keeps a snapshot"),
 				 errdetail("An old snapshot would hold back VACUUM for as long as it waits."),
 				 errhint("Call %s by itself, under READ COMMITTED, with no savepoint or cursor open, and not from within a function.",
 						 function)));
+}
+
+/*
+ * Return from waiting, since there is something to do, but take turns with others
+ * who ask for it again and again.  Who keeps a snapshot does not wait for that.
+ */
+void
+obix_return_in_turn(ObixOutbox *outbox, long timeout)
+{
+	timeout = obix_take_turn(outbox, timeout);
+	if (timeout <= 0)
+		return;
+	if (drop_snapshot())
+		obix_await_turn(timeout);
+	EnsurePortalSnapshotExists();
 }
 
 /* Is the next row visible to a new snapshot? */
@@ -660,7 +683,7 @@ begin_anew(FunctionCallInfo fcinfo)
 /*
  * CALL obix.wait(outbox, after, timeout)
  *
- * Sleeps on the condition variable of the outbox.  Where shared memory cannot
+ * Sleeps in the queue of the outbox (waiters.c).  Where shared memory cannot
  * tell, on a standby and while holes have yet to be dealt with, the table is
  * looked at now and then, so a waiter does not depend on any worker.  On a
  * standby that is when something has been replayed.
@@ -678,6 +701,7 @@ obix_wait(PG_FUNCTION_ARGS)
 	ObixOutbox *shared = NULL;
 	int32		id = 0;
 	bool		dropped = false;
+	bool		slept = false;
 	XLogRecPtr	looked_at = InvalidXLogRecPtr;
 
 	obix_check_not_null(fcinfo, names, lengthof(names));
@@ -713,10 +737,8 @@ obix_wait(PG_FUNCTION_ARGS)
 
 		CHECK_FOR_INTERRUPTS();
 
-		/* join the queue before looking, lest a wake-up come in between */
 		if (shared != NULL)
 		{
-			ConditionVariablePrepareToSleep(&shared->moved);
 			if (!obix_get_position(shared, relid, id, &position))
 				ereport(ERROR,
 						(errcode(ERRCODE_UNDEFINED_TABLE),
@@ -728,6 +750,10 @@ obix_wait(PG_FUNCTION_ARGS)
 		left = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), end);
 		if (left <= 0)
 			break;
+
+		/* look once more, lest it has moved before we joined */
+		if (shared != NULL && obix_join_waiters(shared))
+			continue;
 
 		if (!dropped)
 			obix_drop_snapshot("obix.wait");
@@ -754,7 +780,7 @@ obix_wait(PG_FUNCTION_ARGS)
 		}
 
 		if (shared != NULL)
-			ConditionVariableTimedSleep(&shared->moved, left, obix_wait_event(OBIX_WAIT_EVENT));
+			slept |= !obix_sleep(left);
 		else
 		{
 			(void) WaitLatch(MyLatch,
@@ -765,9 +791,11 @@ obix_wait(PG_FUNCTION_ARGS)
 				break;			/* promoted: begin anew */
 		}
 	}
-	ConditionVariableCancelSleep();
+	obix_leave_waiters();
 	if (dropped)
 		EnsurePortalSnapshotExists();
+	if (shared != NULL && !slept)
+		obix_return_in_turn(shared, TimestampDifferenceMilliseconds(GetCurrentTimestamp(), end));
 
 	PG_RETURN_VOID();
 }

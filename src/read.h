@@ -62,5 +62,6 @@ extern int64 obix_exact_high_water_mark(Relation parent, ObixRelation *known);
 extern double obix_interval_ms(const Interval *interval);
 extern long obix_get_timeout(Interval *timeout);
 extern void obix_drop_snapshot(const char *function);
+extern void obix_return_in_turn(ObixOutbox *outbox, long timeout);
 
 #endif							/* OBIX_READ_H */
