@@ -36,6 +36,7 @@
 #include "waiters.h"
 #include "work.h"
 #include "worker.h"
+#include "writer.h"
 #include "xact.h"
 
 PG_MODULE_MAGIC_EXT(.name = "obix",.version = OBIX_VERSION);
@@ -282,6 +283,7 @@ _PG_init(void)
 	obix_relation_init();
 	obix_consumer_init();
 	obix_guard_init();
+	obix_writer_init();
 	obix_removal_init();
 	obix_owner_init();
 	obix_register_launcher();

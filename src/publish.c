@@ -3,7 +3,8 @@
  * publish.c
  *	  obix.publish: the transaction's buffer, and its flush at pre-commit.
  *
- * The buffer is a tuplestore per outbox, which spills by itself.  A stack of
+ * The buffer is a tuplestore per outbox, which spills by itself; a single event,
+ * the most frequent case, does without.  A stack of
  * marks says at which event each subtransaction began: one that commits gives
  * its events to its parent by popping its mark, one that aborts turns them into
  * a range that the flush passes over.
@@ -18,6 +19,7 @@
 #include "postgres.h"
 
 #include "access/detoast.h"
+#include "access/htup_details.h"
 #include "access/table.h"
 #include "executor/tuptable.h"
 #include "miscadmin.h"
@@ -29,6 +31,7 @@
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
+#include "compat.h"
 #include "obix.h"
 #include "publish.h"
 #include "relation.h"
@@ -60,8 +63,9 @@ typedef struct ObixBuffer
 	Oid			relid;
 	int32		id;
 	char	   *name;			/* for messages, as of the first publish */
-	Tuplestorestate *store;
-	int64		count;			/* events in the store */
+	int64		count;			/* events in the buffer */
+	MinimalTuple single;		/* the only one, while there is no store */
+	Tuplestorestate *store;		/* NULL: not needed yet */
 	bool		broken;			/* an error left the store half-written */
 
 	ObixMark   *marks;			/* levels ascend, starts do not descend */
@@ -81,22 +85,63 @@ static ObixBuffer *
 make_buffer(ObixRelation *known)
 {
 	MemoryContext old = MemoryContextSwitchTo(TopTransactionContext);
-	ResourceOwner owner = CurrentResourceOwner;
 	ObixBuffer *buffer = palloc0(sizeof(ObixBuffer));
 
 	buffer->relid = known->relid;
 	buffer->id = known->id;
 	buffer->name = get_rel_name(known->relid);
-
-	/* a spilled file must outlive the subtransaction and the portal */
-	CurrentResourceOwner = TopTransactionResourceOwner;
-	buffer->store = tuplestore_begin_heap(false, false, work_mem);
-	CurrentResourceOwner = owner;
 	MemoryContextSwitchTo(old);
 
 	buffer->next = buffers;
 	buffers = buffer;
 	return buffer;
+}
+
+/* Put an event into a buffer. */
+static void
+put_event(ObixBuffer *buffer, Datum *values, bool *isnull)
+{
+	MemoryContext old = MemoryContextSwitchTo(TopTransactionContext);
+	ResourceOwner owner = CurrentResourceOwner;
+
+	if (buffer->count == 0 && buffer->store == NULL)
+		buffer->single = heap_form_minimal_tuple(obix_event_desc(), values,
+												 isnull, 0);
+	else
+	{
+		buffer->broken = true;
+		if (buffer->store == NULL)
+		{
+			TupleTableSlot *slot = MakeSingleTupleTableSlot(obix_event_desc(),
+															&TTSOpsMinimalTuple);
+
+			/* a spilled file must outlive the subtransaction and the portal */
+			CurrentResourceOwner = TopTransactionResourceOwner;
+			buffer->store = tuplestore_begin_heap(false, false, work_mem);
+			CurrentResourceOwner = owner;
+			ExecStoreMinimalTuple(buffer->single, slot, true);
+			buffer->single = NULL;
+			tuplestore_puttupleslot(buffer->store, slot);
+			ExecDropSingleTupleTableSlot(slot);
+		}
+		tuplestore_putvalues(buffer->store, obix_event_desc(), values, isnull);
+		buffer->broken = false;
+	}
+	buffer->count++;
+	MemoryContextSwitchTo(old);
+}
+
+/*
+ * The next event of a buffer, until it is asked for again: first is whether this
+ * is the first time.  NULL at the end.
+ */
+static MinimalTuple
+next_event(ObixBuffer *buffer, TupleTableSlot *slot, bool first)
+{
+	if (buffer->store == NULL)
+		return first ? buffer->single : NULL;
+	return tuplestore_gettupleslot(buffer->store, true, false, slot) ?
+		ExecFetchSlotMinimalTuple(slot, NULL) : NULL;
 }
 
 /* Remember where the events of the current nesting level begin. */
@@ -264,7 +309,11 @@ obix_publish(PG_FUNCTION_ARGS)
 	/* a loop that tries again and again must not pile up what it dropped */
 	if ((buffer->count > 0 || buffer->broken) && live_events(buffer) == 0)
 	{
-		tuplestore_clear(buffer->store);
+		if (buffer->store != NULL)
+			tuplestore_clear(buffer->store);
+		else if (buffer->single != NULL)
+			pfree(buffer->single);
+		buffer->single = NULL;
 		buffer->count = 0;
 		buffer->nmarks = 0;
 		buffer->ndiscarded = 0;
@@ -272,10 +321,7 @@ obix_publish(PG_FUNCTION_ARGS)
 	}
 	check_buffer(buffer);
 	mark_level(buffer);
-	buffer->broken = true;
-	tuplestore_putvalues(buffer->store, obix_event_desc(), values, isnull);
-	buffer->broken = false;
-	buffer->count++;
+	put_event(buffer, values, isnull);
 
 	PG_RETURN_UUID_P(id);
 }
@@ -290,7 +336,8 @@ flush_buffer(ObixBuffer *buffer)
 	ObixRelation *known = NULL;
 	Relation	parent;
 	ObixWriter *writer;
-	TupleTableSlot *slot;
+	TupleTableSlot *slot = NULL;
+	MinimalTuple event;
 	int64		sequence;
 	int			skip = 0;
 
@@ -318,8 +365,9 @@ flush_buffer(ObixBuffer *buffer)
 								  count);
 
 	writer = obix_writer_begin(parent, false, count >= BULK_EVENTS);
-	slot = MakeSingleTupleTableSlot(obix_event_desc(), &TTSOpsMinimalTuple);
-	for (int64 i = 0; tuplestore_gettupleslot(buffer->store, true, false, slot); i++)
+	if (buffer->store != NULL)
+		slot = MakeSingleTupleTableSlot(obix_event_desc(), &TTSOpsMinimalTuple);
+	for (int64 i = 0; (event = next_event(buffer, slot, i == 0)) != NULL; i++)
 	{
 		if (skip < buffer->ndiscarded && i >= buffer->discarded[skip].from)
 		{
@@ -327,14 +375,14 @@ flush_buffer(ObixBuffer *buffer)
 				skip++;
 			continue;
 		}
-		(void) obix_writer_put(writer, ExecFetchSlotMinimalTuple(slot, NULL),
-							   sequence++, now);
+		(void) obix_writer_put(writer, event, sequence++, now);
 		found++;
 	}
 	if (found != count)
 		elog(ERROR, "found " INT64_FORMAT " of " INT64_FORMAT " events in the buffer",
 			 found, count);
-	ExecDropSingleTupleTableSlot(slot);
+	if (slot != NULL)
+		ExecDropSingleTupleTableSlot(slot);
 	obix_writer_end(writer);
 	table_close(parent, NoLock);
 }
@@ -361,7 +409,8 @@ obix_publish_flush(void)
 	for (ObixBuffer *buffer = buffers; buffer != NULL; buffer = buffer->next)
 	{
 		flush_buffer(buffer);
-		tuplestore_end(buffer->store);
+		if (buffer->store != NULL)
+			tuplestore_end(buffer->store);
 		buffer->store = NULL;
 	}
 

@@ -22,6 +22,7 @@
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
+#include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/syscache.h"
@@ -32,6 +33,31 @@
 #include "work.h"
 #include "writer.h"
 #include "xact.h"
+
+/*
+ * The leaf into which this session wrote events last: it need not be looked at
+ * for every transaction.
+ */
+static struct
+{
+	Oid			relid;			/* InvalidOid: it has changed since */
+	bool		checked;		/* events can be inserted into it */
+	bool		owner_code;		/* see ObixWriter */
+}			checked_leaf;
+
+/* Relation cache callback.  Raises nothing. */
+static void
+forget_leaf(Datum arg, Oid relid)
+{
+	if (!OidIsValid(relid) || relid == checked_leaf.relid)
+		checked_leaf.relid = InvalidOid;
+}
+
+void
+obix_writer_init(void)
+{
+	CacheRegisterRelcacheCallback(forget_leaf, (Datum) 0);
+}
 
 /*
  * Begin to write into an outbox.  The caller holds ROW EXCLUSIVE on it, has an
@@ -56,7 +82,6 @@ obix_writer_begin(Relation parent, bool placeholders, bool bulk)
 	writer->context = context;
 	writer->batch_context = AllocSetContextCreate(context, "obix writer batch",
 												  ALLOCSET_DEFAULT_SIZES);
-	writer->slots = palloc0(OBIX_BATCH_ROWS * sizeof(TupleTableSlot *));
 	MemoryContextSwitchTo(old);
 	return writer;
 }
@@ -167,13 +192,43 @@ has_owner_code(Relation rel)
 	return found;
 }
 
+/*
+ * Error out if what we are to write cannot be inserted into the leaf that was
+ * opened, and find out whether that runs code of its owner.
+ */
+static void
+check_leaf(ObixWriter *writer)
+{
+	Relation	rel = writer->rel;
+
+	if (writer->placeholders)
+	{
+		obix_check_columns(rel);
+		writer->owner_code = has_owner_code(rel);
+		return;
+	}
+	if (checked_leaf.relid == RelationGetRelid(rel) && checked_leaf.checked)
+	{
+		writer->owner_code = checked_leaf.owner_code;
+		return;
+	}
+
+	/* it may be forgotten while we look, so first say what we look at */
+	checked_leaf.checked = false;
+	checked_leaf.relid = RelationGetRelid(rel);
+	obix_check_insertable(rel);
+	obix_check_placeholder_indexes(rel);
+	writer->owner_code = has_owner_code(rel);
+	checked_leaf.owner_code = writer->owner_code;
+	checked_leaf.checked = true;
+}
+
 /* Open the indexes of the leaf that was opened. */
 static void
 open_indexes(ObixWriter *writer)
 {
 	ObixIdentity saved;
 
-	writer->owner_code = has_owner_code(writer->rel);
 	if (writer->owner_code)
 		obix_become_owner(writer->parent, &saved);
 	ExecOpenIndices(writer->info, false);
@@ -253,13 +308,7 @@ open_leaf(ObixWriter *writer, int64 sequence)
 				 errmsg("partition \"%s\" is not an ordinary table",
 						RelationGetRelationName(writer->rel)),
 				 errhint("Detach it, and attach tables that hold rows.")));
-	if (writer->placeholders)
-		obix_check_columns(writer->rel);
-	else
-	{
-		obix_check_insertable(writer->rel);
-		obix_check_placeholder_indexes(writer->rel);
-	}
+	check_leaf(writer);
 
 	writer->estate = CreateExecutorState();
 	writer->info = makeNode(ResultRelInfo);
@@ -302,6 +351,16 @@ obix_writer_put(ObixWriter *writer, MinimalTuple event, int64 sequence,
 	if (writer->nrows == writer->nslots)
 	{
 		old = MemoryContextSwitchTo(writer->context);
+		if (writer->nslots == writer->maxslots)
+		{
+			int			size = writer->maxslots == 0 ? 8 :
+				Min(writer->maxslots * 2, OBIX_BATCH_ROWS);
+
+			writer->slots = writer->slots == NULL ?
+				palloc(size * sizeof(TupleTableSlot *)) :
+				repalloc(writer->slots, size * sizeof(TupleTableSlot *));
+			writer->maxslots = size;
+		}
 		writer->slots[writer->nslots++] =
 			MakeSingleTupleTableSlot(RelationGetDescr(writer->rel),
 									 &TTSOpsHeapTuple);

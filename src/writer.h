@@ -35,12 +35,14 @@ typedef struct ObixWriter
 
 	MemoryContext context;		/* of everything here */
 	MemoryContext batch_context;	/* of the rows in the batch */
-	TupleTableSlot **slots;		/* OBIX_BATCH_ROWS, made as needed */
+	TupleTableSlot **slots;		/* up to OBIX_BATCH_ROWS, made as needed */
 	int			nslots;			/* slots made for this leaf */
+	int			maxslots;
 	int			nrows;			/* rows in the batch */
 	Size		bytes;
 } ObixWriter;
 
+extern void obix_writer_init(void);
 extern ObixWriter *obix_writer_begin(Relation parent, bool placeholders,
 									 bool bulk);
 extern bool obix_writer_put(ObixWriter *writer, MinimalTuple event,
