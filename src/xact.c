@@ -49,6 +49,9 @@ struct ObixXact
 	Oid			relid;
 	ObixOutbox *outbox;
 
+	int			lock_level;		/* nesting level that holds ROW EXCLUSIVE on
+								 * the relation, 0: perhaps none does */
+
 	int64		first;			/* sequences allocated, 0: none yet */
 	int64		last;
 
@@ -134,6 +137,26 @@ obix_xact(Relation parent, ObixOutbox *outbox)
 		xacts = xact;
 	}
 	return xact;
+}
+
+/* The caller has taken ROW EXCLUSIVE on the relation, and keeps it. */
+void
+obix_xact_locked(ObixXact *xact)
+{
+	if (xact->lock_level == 0)
+		xact->lock_level = GetCurrentTransactionNestLevel();
+}
+
+/*
+ * This transaction's state for an outbox on which it keeps ROW EXCLUSIVE, NULL
+ * if it is not known to do so.
+ */
+ObixXact *
+obix_xact_if_locked(Oid relid)
+{
+	ObixXact   *xact = find_xact(relid);
+
+	return xact != NULL && xact->lock_level > 0 ? xact : NULL;
 }
 
 /*
@@ -659,6 +682,8 @@ obix_xact_end_sub(SubXactEvent event, int level)
 			xact->use_level = level - 1;
 			xact->may_leave_hole |= abort;
 		}
+		if (xact->lock_level >= level)
+			xact->lock_level = abort ? 0 : level - 1;
 		if (xact->walk_level >= level)
 		{
 			if (!abort)

@@ -21,6 +21,8 @@ typedef struct ObixXact ObixXact;
 extern bool obix_in_worker;
 
 extern ObixXact *obix_xact(Relation parent, ObixOutbox *outbox);
+extern void obix_xact_locked(ObixXact *xact);
+extern ObixXact *obix_xact_if_locked(Oid relid);
 extern int64 obix_xact_allocate(ObixXact *xact, int64 count);
 extern int64 obix_xact_draw(ObixXact *xact);
 extern bool obix_xact_use(Oid relid, int64 sequence);
