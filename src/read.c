@@ -317,6 +317,38 @@ obix_deliver(ObixReader *reader, TupleTableSlot *slot)
 }
 
 /*
+ * Deliver the rows of a leaf from the expected on, and below upper.  Returns
+ * whether the page is full.
+ */
+static bool
+read_rows(ObixReader *reader, Relation leaf, int64 upper, MemoryContext context)
+{
+	ObixScan	scan;
+	MemoryContext old;
+	int64		sequence;
+	bool		full = false;
+
+	obix_begin_scan(&scan, leaf, reader->snapshot, reader->expected, upper,
+					ForwardScanDirection);
+	while (!full && obix_next_row(&scan, &sequence) &&
+		   sequence == reader->expected)
+	{
+		CHECK_FOR_INTERRUPTS();
+		old = MemoryContextSwitchTo(context);
+		if (reader->wanted == NULL || reader->wanted(reader->arg, scan.slot))
+			full = !obix_deliver(reader, scan.slot);
+		MemoryContextSwitchTo(old);
+		MemoryContextReset(context);
+		if (full)
+			break;
+		reader->expected++;
+		full = reader->events == reader->max_events;
+	}
+	obix_end_scan(&scan);
+	return full;
+}
+
+/*
  * Deliver the rows of one leaf from the expected on.  Returns whether to go on
  * in the next leaf.
  */
@@ -324,11 +356,10 @@ static bool
 read_leaf(ObixReader *reader, const ObixLeaf *leaf)
 {
 	Relation	rel;
-	ObixScan	scan;
 	MemoryContext context;
-	MemoryContext old;
-	int64		sequence;
-	bool		full = false;
+	int64		end;
+	int64		upper;
+	bool		full;
 
 	if (!OidIsValid(leaf->relid))
 	{
@@ -341,27 +372,19 @@ read_leaf(ObixReader *reader, const ObixLeaf *leaf)
 	rel = table_open(leaf->relid, NoLock);
 	context = AllocSetContextCreate(CurrentMemoryContext, "obix read",
 									ALLOCSET_DEFAULT_SIZES);
-	obix_begin_scan(&scan, rel, reader->snapshot, reader->expected, leaf->upper,
-					ForwardScanDirection);
 
-	while (!full && obix_next_row(&scan, &sequence) &&
-		   sequence == reader->expected)
-	{
-		CHECK_FOR_INTERRUPTS();
-		if (sequence > reader->to)
-			break;
-		old = MemoryContextSwitchTo(context);
-		if (reader->wanted == NULL || reader->wanted(reader->arg, scan.slot))
-			full = !obix_deliver(reader, scan.slot);
-		MemoryContextSwitchTo(old);
-		MemoryContextReset(context);
-		if (full)
-			break;
-		reader->expected++;
-		full = reader->events == reader->max_events;
-	}
+	/*
+	 * A scan looks at all that lies within its bounds on a page of the index,
+	 * which may be hundreds of entries.  So first no more than the events
+	 * that are asked for; what is not wanted makes it necessary to go on.
+	 */
+	end = Min(leaf->upper, reader->to == PG_INT64_MAX ? reader->to : reader->to + 1);
+	upper = reader->max_events - reader->events < end - reader->expected ?
+		reader->expected + (reader->max_events - reader->events) : end;
+	full = read_rows(reader, rel, upper, context);
+	if (!full && reader->expected == upper && upper < end)
+		full = read_rows(reader, rel, end, context);
 
-	obix_end_scan(&scan);
 	MemoryContextDelete(context);
 	table_close(rel, AccessShareLock);
 

@@ -74,11 +74,27 @@ obix_member_relid(const char *name)
 	return relid;
 }
 
+static Oid	registry_relid = InvalidOid;
+
+/* Syscache callback: some relation or schema has changed.  Raises nothing. */
+static void
+forget_registry(Datum arg, int cache, uint32 hash)
+{
+	registry_relid = InvalidOid;
+}
+
 /* The oid of obix.outbox, InvalidOid where the extension is not installed. */
 Oid
 obix_registry_relid(void)
 {
-	return obix_member_relid("outbox");
+	Oid			found;
+
+	if (OidIsValid(registry_relid))
+		return registry_relid;
+
+	found = obix_member_relid("outbox");
+	registry_relid = found;
+	return found;
 }
 
 /*
@@ -100,6 +116,8 @@ void
 obix_registry_init(void)
 {
 	CacheRegisterSyscacheCallback(PROCOID, forget_guard, (Datum) 0);
+	CacheRegisterSyscacheCallback(RELOID, forget_registry, (Datum) 0);
+	CacheRegisterSyscacheCallback(NAMESPACEOID, forget_registry, (Datum) 0);
 }
 
 /* The oid of obix.guard(), InvalidOid where the extension is not installed. */
