@@ -182,4 +182,20 @@ INSERT INTO orders_p0 (sequence, id, payload, recorded_at) VALUES (50, obix.uuid
 SELECT obix.fill_gaps('orders') >= 0 AS filled;
 SELECT sequence, payload FROM obix.read('orders', after => 15) ORDER BY sequence;
 
+-- whoever draws keeps the outbox locked, also where an earlier lock is gone again
+SELECT obix.create_outbox('locked');
+BEGIN;
+SAVEPOINT a;
+SELECT obix.next_sequence('locked');
+SAVEPOINT b;
+SELECT obix.next_sequence('locked');
+RELEASE b;
+ROLLBACK TO a;
+SELECT obix.next_sequence('locked');
+SELECT mode FROM pg_locks WHERE pid = pg_backend_pid() AND relation = 'locked'::regclass ORDER BY mode;
+RELEASE a;
+SELECT obix.next_sequence('locked');
+SELECT mode FROM pg_locks WHERE pid = pg_backend_pid() AND relation = 'locked'::regclass ORDER BY mode;
+ROLLBACK;
+
 DROP SCHEMA obix_insert CASCADE;
