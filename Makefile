@@ -5,6 +5,7 @@ MODULE_big = obix
 DATA = $(wildcard sql/obix--*.sql)
 OBJS = $(patsubst %.c,%.o,$(sort $(wildcard src/*.c)))
 OBIX_VERSION = $(shell sed -n "s/^default_version = '\(.*\)'$$/\1/p" obix.control)
+RELEASE = $(shell sed -n 's/^    "version": "\(.*\)",$$/\1/p' META.json)
 PG_CPPFLAGS = -I$(srcdir)/src -DOBIX_VERSION='"$(OBIX_VERSION)"'
 PG_CFLAGS = -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Wno-missing-field-initializers -Wno-cast-function-type
 
@@ -28,3 +29,8 @@ include $(PGXS)
 
 # there is no tracking of who includes what
 $(OBJS): $(wildcard src/*.h) obix.control Makefile
+
+# what PGXN takes: the last commit, without what .gitattributes leaves out
+.PHONY: dist
+dist:
+	git archive --format=zip --prefix=obix-$(RELEASE)/ --output=obix-$(RELEASE).zip HEAD
