@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -131,6 +132,7 @@ def main():
         busy = os.getloadavg()[0] / os.cpu_count()
         if busy > 0.5:
             bench.say(f"the machine is busy with something else ({busy:.1f} processes for each core): this is noise")
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
         try:
             server.create()
             server.start()

@@ -212,7 +212,7 @@ def number(value):
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}"
 
 
-FORMAT = "{:<3} {:<68} {:>8}  {:>8}  {:<19} {:>2}  {:<36} {}"
+FORMAT = "{:<3} {:<76} {:>8}  {:>8}  {:<19} {:>2}  {:<33} {}"
 HEADER = FORMAT.format("row", "what", "target", "median", "lowest .. highest", "n", "figures", "")
 
 
