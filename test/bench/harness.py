@@ -137,6 +137,12 @@ def cpu_seconds(pid):
     return 0.0
 
 
+def ended_cpu_seconds(postmaster):
+    """CPU time of the processes of a server that have ended."""
+    fields = pathlib.Path(f"/proc/{postmaster}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+
+
 def private_memory(pid):
     """Bytes of memory that a process has for itself, 0 if it is gone."""
     with contextlib.suppress(OSError):
@@ -238,6 +244,7 @@ class Bench:
         self.name = ""
         self.database = ""
         self.conn = None
+        self.cpu = 0.0
 
     # ------------------------------------------------------------- sizes
 
@@ -315,12 +322,14 @@ class Bench:
     def pgbench(self, script, clients, seconds, *options, pgoptions="", warm=False):
         """
         Run a script by pgbench; returns (transactions a second, transactions).
-        With warm, the first second does not count.
+        With warm, the first second does not count.  Notes in self.cpu how many
+        seconds of CPU the sessions have used.
         """
         path = self.server.folder / f"script-{threading.get_ident()}.sql"
         path.write_text(f"\\set n random(1, 1000)\n{script}\n", encoding="utf-8")
         length = ["-t", 5] if self.quick else ["-T", seconds + (1 if warm else 0)]
         threads = min(clients, os.cpu_count())
+        before = ended_cpu_seconds(self.server.postmaster)
         if warm:
             options = ("-P", 1, *options)
         done = subprocess.run(
@@ -336,6 +345,9 @@ class Bench:
                 found["transactions"] = int(line.split()[5].partition("/")[0])
             elif line.startswith("number of failed transactions: "):
                 found["failed"] = int(line.split()[4])
+        self.until("SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'pgbench'")
+        time.sleep(0.02)                # for the postmaster to see their end
+        self.cpu = ended_cpu_seconds(self.server.postmaster) - before
         if done.returncode != 0 or found.get("failed") != 0:
             raise RuntimeError(f"pgbench: {script}\n{done.stdout}{done.stderr}")
         rates = [float(line.split()[3]) for line in done.stderr.splitlines() if line.startswith("progress: ")]

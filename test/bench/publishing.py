@@ -16,8 +16,11 @@ COUNT = {       # how many events each side has, for a check that it did the wor
 ASYNC = "-c synchronous_commit=off -c obix.force_sync_commit=off"
 
 
-def publish_by(bench, sides, clients, seconds=2, rounds=None, **options):
-    """Have the sides publish in turn; returns events a second of each, all checked."""
+def publish_by(bench, sides, clients, seconds=2, rounds=None, cpu=None, **options):
+    """
+    Have the sides publish in turn; returns events a second of each, all checked.
+    Into cpu goes for each the CPU time of its sessions for an event.
+    """
     done = dict.fromkeys(map(COUNT.get, sides), 0)
     before = {count: bench.sql(count) for count in done}
 
@@ -25,6 +28,8 @@ def publish_by(bench, sides, clients, seconds=2, rounds=None, **options):
         def run():
             rate, transactions = bench.pgbench(PUBLISH[name], clients, seconds, **options)
             done[COUNT[name]] += transactions
+            if cpu is not None:
+                cpu.setdefault(name, []).append(max(bench.cpu, 0.01) / transactions * 1e6)
             return rate
         return run
 
@@ -54,11 +59,13 @@ def publish_async(bench):
     """2: the same without waiting for the disk: what it costs in CPU"""
     bench.sql("SELECT obix.create_outbox('o')")
     for clients in (1, 8, 16):
-        figures = publish_by(bench, ["bare", "obix", "insert"], clients, pgoptions=ASYNC)
+        cpu = {}
+        figures = publish_by(bench, ["bare", "obix", "insert"], clients, cpu=cpu, pgoptions=ASYNC)
         for name in ("obix", "insert"):
             bench.ratio("2" if name == "obix" else "",
                         f"publish, asynchronous, {plural(clients, 'client')}: {name} / bare", figures[name], figures["bare"],
                         ">= 0.95" if name == "obix" else "", "{} / {} a second")
+            bench.ratio("", f"CPU of the sessions for an event: {name} / bare", cpu[name], cpu["bare"], "", "{} / {} us")
 
 
 def follow(bench, table, publish_stop, *arguments):
