@@ -41,6 +41,7 @@
 #include "storage/lock.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
+#include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
@@ -518,6 +519,7 @@ obix_add_partitions(Oid parent, int64 lower, int64 width, int count,
 	Oid			default_relid;
 	int64		start;
 	bool		shared;
+	MemoryContext scratch;
 
 	/* unlocked, it may be dropped */
 	rel = table_open(parent, AccessShareLock);
@@ -542,14 +544,21 @@ obix_add_partitions(Oid parent, int64 lower, int64 width, int count,
 
 	shared = lock_for_attach(parent, default_relid, far);
 
+	/* the relation cache leaves behind what it read about each partition */
+	scratch = AllocSetContextCreate(CurrentMemoryContext, "obix attach",
+									ALLOCSET_DEFAULT_SIZES);
 	start = lower;
 	for (int i = 0; i < count; i++)
 	{
 		int64		end = range_end(start, width);
+		MemoryContext caller = MemoryContextSwitchTo(scratch);
 
 		obix_attach_range(parent, leaves[i], start, end);
+		MemoryContextSwitchTo(caller);
+		MemoryContextReset(scratch);
 		start = end;
 	}
+	MemoryContextDelete(scratch);
 
 	if (shared && look_at_holders(parent, ShareRowExclusiveLock).sessions)
 		ereport(ERROR,
