@@ -221,7 +221,7 @@ AS 'MODULE_PATHNAME', 'obix_consumer_progress'
 LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION obix.consumer_condition(integer) IS
-'how far a consumer, or with a negative number its rebuild, is and how it fares: for obix.consumer_status and obix.progress';
+'how far the consumer with this id, or with a negative id its rebuild, is and how it fares: for obix.consumer_status and obix.progress';
 
 CREATE OR REPLACE VIEW obix.consumer_status AS
 SELECT c.consumer,

@@ -80,7 +80,7 @@ obix_guard_init(void)
 static void
 check_drawing(FmgrInfo *flinfo, Oid relid)
 {
-	ObixDrawing    *drawing = flinfo != NULL ? flinfo->fn_extra : NULL;
+	ObixDrawing *drawing = flinfo != NULL ? flinfo->fn_extra : NULL;
 
 	if (drawing != NULL && drawing->relid == relid &&
 		drawing->userid == GetUserId())
