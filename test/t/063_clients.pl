@@ -8,6 +8,7 @@ use strict;
 use warnings;
 use FindBin;
 use lib "$FindBin::RealBin/../lib";
+use Fcntl qw(O_NONBLOCK O_RDONLY);
 use IPC::Run ();
 use ObixTest;
 use POSIX qw(mkfifo);
@@ -358,6 +359,23 @@ sub await_file
 	die "there is no $file";
 }
 
+# A line from a pipe; '' if nobody writes to it.
+sub read_pipe
+{
+	my ($path) = @_;
+	my $line = '';
+
+	sysopen my $pipe, $path, O_RDONLY | O_NONBLOCK or die "could not open $path: $!";
+	foreach (1 .. 20 * $seconds)
+	{
+		sysread $pipe, $line, 65536, length $line;
+		last if $line =~ /\n\z/;
+		usleep(10_000);
+	}
+	close $pipe;
+	return $line;
+}
+
 # Have what is in hand go on; if somebody still has it in hand, read what comes
 # through the pipe.
 sub let_go
@@ -370,12 +388,16 @@ sub let_go
 
 		if ($read)
 		{
-			my $message = slurp_file("$file.new");
+			my $message = read_pipe("$file.new");
 
-			# it has been moved to its place
-			await_file($file);
-			unlink $file or die "could not remove $file: $!";
-			append_to_file($file, $message);
+			ok($message ne '', "a message is still in hand: $halted->{language}");
+			if ($message ne '')
+			{
+				# it has been moved to its place
+				await_file($file);
+				unlink $file or die "could not remove $file: $!";
+				append_to_file($file, $message);
+			}
 		}
 		else
 		{
