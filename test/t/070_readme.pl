@@ -357,6 +357,22 @@ foreach my $path (glob("$top/src/*.c"))
 is(join("\n", @missing), '', 'README.md has every error');
 
 #
+# So has everything that can be used
+#
+new_database('example');
+is( join("\n",
+		grep { index($readme, $_) < 0 } split /\n/,
+		$node->safe_psql(
+			$db, q{
+SELECT 'obix.' || proname FROM pg_proc WHERE pronamespace = 'obix'::regnamespace
+UNION
+SELECT 'obix.' || relname FROM pg_class WHERE relnamespace = 'obix'::regnamespace AND relkind IN ('r', 'v')
+UNION
+SELECT name FROM pg_settings WHERE name LIKE 'obix.%'})),
+	'',
+	'README.md has every function, view, table and setting');
+
+#
 # Links lead somewhere
 #
 my $prose   = $readme =~ s/^```.*?^```$//msgr;
