@@ -231,7 +231,7 @@ try_look(void (*body) (ObixLook *look), ObixLook *look)
 			ReThrowError(error);
 		look->state = obix_is_busy(error->sqlerrcode) ? "locked" : "broken";
 		look->problem = obix_is_busy(error->sqlerrcode) ?
-			"somebody has it locked exclusively" : error->message;
+			"somebody has it locked exclusively, or waits to do so" : error->message;
 	}
 	PG_END_TRY();
 	MemoryContextSwitchTo(context);
