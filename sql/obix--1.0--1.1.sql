@@ -85,7 +85,7 @@ AS 'MODULE_PATHNAME', 'obix_server_state'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION obix.server_state() IS
-'what obix is in the whole server, for obix.server_status; all but loaded are NULL where the server has not loaded it';
+'internal: what obix is in the whole server, for obix.server_status; all but loaded are NULL where the server has not loaded it';
 
 CREATE VIEW obix.server_status AS
 SELECT s.loaded,
@@ -129,7 +129,7 @@ AS 'MODULE_PATHNAME', 'obix_outbox_state'
 LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION obix.outbox_condition(regclass) IS
-'what shared memory and a short look at the table tell of an outbox, for obix.outbox_status';
+'internal: what shared memory and a short look at the table tell of an outbox, for obix.outbox_status';
 
 CREATE OR REPLACE VIEW obix.outbox_status AS
 SELECT o.outbox,
@@ -221,7 +221,7 @@ AS 'MODULE_PATHNAME', 'obix_consumer_progress'
 LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION obix.consumer_condition(integer) IS
-'how far the consumer with this id, or with a negative id its rebuild, is and how it fares: for obix.consumer_status and obix.progress';
+'internal: how far the consumer with this id, or with a negative id its rebuild, is and how it fares; for obix.consumer_status and obix.progress';
 
 CREATE OR REPLACE VIEW obix.consumer_status AS
 SELECT c.consumer,
@@ -264,7 +264,7 @@ AS 'MODULE_PATHNAME', 'obix_operations'
 LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 10;
 
 COMMENT ON FUNCTION obix.operations() IS
-'long operations that run in this database within a transaction, for obix.progress';
+'internal: long operations that run in this database, for obix.progress';
 
 CREATE VIEW obix.progress AS
 SELECT p.pid,
@@ -315,13 +315,13 @@ FROM (SELECT o.pid,
 	  FROM obix.consumer_status s
 	  WHERE s.lag_events >= 1000) p;
 
-COMMENT ON VIEW obix.progress IS 'one row per long operation: recovery and filling that run, rebuilds that are not finished, and the catch-up of consumers that are 1000 sequences or more behind';
+COMMENT ON VIEW obix.progress IS 'one row per long operation: recovery, filling and imports that run, rebuilds that are not finished, and the catch-up of consumers that are 1000 sequences or more behind';
 COMMENT ON COLUMN obix.progress.pid IS 'the process that is at it now; NULL for a consumer that no dispatcher serves';
 COMMENT ON COLUMN obix.progress.outbox IS 'the outbox';
 COMMENT ON COLUMN obix.progress.consumer IS 'the consumer, of a rebuild or a catch-up';
-COMMENT ON COLUMN obix.progress.operation IS 'recovery: stranded events are brought into proper partitions; filling: holes get placeholders; rebuild; catch-up';
+COMMENT ON COLUMN obix.progress.operation IS 'recovery: stranded events are brought into proper partitions; filling: holes get placeholders; import; rebuild; catch-up';
 COMMENT ON COLUMN obix.progress.phase IS 'what it is at; of a consumer also its state, as in obix.consumer_status';
-COMMENT ON COLUMN obix.progress.done IS 'how much has been done: rows moved, sequences looked at, events applied, position reached';
+COMMENT ON COLUMN obix.progress.done IS 'how much has been done: rows moved, sequences looked at or imported, events applied, position reached';
 COMMENT ON COLUMN obix.progress.total IS 'of how much, as far as is known; 0 in a phase that counts nothing';
 COMMENT ON COLUMN obix.progress.started_at IS 'when it began; NULL for a catch-up';
 COMMENT ON COLUMN obix.progress.rate IS 'how much is done in a second; NULL when unknown';

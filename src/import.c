@@ -44,6 +44,7 @@
 #include "consumer.h"
 #include "maintain.h"
 #include "partition.h"
+#include "progress.h"
 #include "read.h"
 #include "registry.h"
 #include "relation.h"
@@ -83,6 +84,7 @@ typedef struct ObixImport
 	int32		batch_size;
 	bool		atomic;			/* all in the caller's transaction */
 
+	int64		start;			/* this call begins after here */
 	int64		tail;			/* what the outbox has, up to here */
 	int64		next;			/* to be written; above tail + 1 in the
 								 * beginning: what is between is left out */
@@ -90,6 +92,7 @@ typedef struct ObixImport
 	bool		in_hole;		/* the source may lack what is next */
 	int64		events;			/* imported, and placeholders written */
 	int64		placeholders;
+	TimestampTz started_at;
 	TimestampTz told_at;
 } ObixImport;
 
@@ -255,6 +258,7 @@ look_at_outbox(ObixImport *import)
 							 sequence, source->quoted, sequence, import->next), &first) &&
 		first - import->next > import->batch_size)
 		import->next = first;	/* sequences begin here */
+	import->start = import->next - 1;
 }
 
 /* Error out if too much is missing from the source. */
@@ -380,6 +384,7 @@ copy_rows(ObixImport *import, Relation parent, int64 last)
 			MemoryContextReset(context);
 		}
 		SPI_freetuptable(SPI_tuptable);
+		obix_progress_done(next - 1 - import->start);
 	}
 	SPI_cursor_close(portal);
 	import->in_hole = next <= last;
@@ -407,6 +412,8 @@ import_batch(ObixImport *import, int64 last)
 	Relation	parent;
 
 	PushActiveSnapshot(GetTransactionSnapshot());
+	obix_progress_begin(OBIX_OPERATION_IMPORT, import->outbox, false);
+	obix_progress_since(import->started_at);
 	obix_check_owner(import->outbox);
 	if (leaves_out)
 		move_consumers(import, import->next - 1);
@@ -431,6 +438,8 @@ import_batch(ObixImport *import, int64 last)
 						   (long long) position.head),
 				 errhint("Import into an outbox of its own, to which nobody publishes until the import is complete.")));
 
+	obix_progress_phase(OBIX_PHASE_COPYING, import->target - import->start);
+	obix_progress_done(import->next - 1 - import->start);
 	obix_xact_advance(obix_xact(parent, shared), last);
 	copy_rows(import, parent, last);
 
@@ -440,6 +449,7 @@ import_batch(ObixImport *import, int64 last)
 	import->tail = last;
 	import->next = last + 1;
 	table_close(parent, NoLock);
+	obix_progress_end();
 	PopActiveSnapshot();
 }
 
@@ -540,7 +550,7 @@ obix_import(PG_FUNCTION_ARGS)
 	import->outbox = PG_GETARG_OID(0);
 	import->batch_size = PG_GETARG_INT32(9);
 	import->atomic = call == NULL || !IsA(call, CallContext) || call->atomic;
-	import->told_at = GetCurrentTimestamp();
+	import->started_at = import->told_at = GetCurrentTimestamp();
 	obix_check_owner(import->outbox);
 	obix_check_row_security(import->outbox, "obix.import");
 	import->name = get_rel_name(import->outbox);

@@ -51,6 +51,7 @@ typedef struct ObixProgress
 static const char *const operations[OBIX_OPERATIONS][2] = {
 	[OBIX_OPERATION_RECOVERY] = {"recovery", "rows moved"},
 	[OBIX_OPERATION_FILL] = {"filling", "sequences looked at"},
+	[OBIX_OPERATION_IMPORT] = {"import", "sequences imported"},
 };
 
 static const char *const phases[OBIX_PHASES] = {
@@ -58,6 +59,7 @@ static const char *const phases[OBIX_PHASES] = {
 	[OBIX_PHASE_MOVING] = "moving rows",
 	[OBIX_PHASE_ATTACHING] = "attaching partitions",
 	[OBIX_PHASE_WALKING] = "looking for holes",
+	[OBIX_PHASE_COPYING] = "copying rows",
 };
 
 static ObixProgress *places = NULL; /* by MyProcNumber */
@@ -96,6 +98,15 @@ obix_progress_begin(ObixOperation operation, Oid relation, bool by_hand)
 	mine->total = 0;
 	mine->started_at = now;
 	pg_atomic_init_u64(&mine->done, 0);
+	LWLockRelease(obix_shared->progress_lock);
+}
+
+/* It has begun earlier, in another transaction. */
+void
+obix_progress_since(TimestampTz started_at)
+{
+	LWLockAcquire(obix_shared->progress_lock, LW_EXCLUSIVE);
+	mine->started_at = started_at;
 	LWLockRelease(obix_shared->progress_lock);
 }
 

@@ -17,12 +17,12 @@ my $node = new_node('main');
 
 setup_database($node, $db);
 
-# Sequence 25 takes until an advisory lock is free.  The rows before it are so
-# large that they are written at once, so there are rows in progress then.
+# Sequence 25 takes until an advisory lock is free.  Those before it that belong
+# to another partition are written then, so there are rows in progress.
 $node->safe_psql(
 	$db, q{
 CREATE TABLE test.source (id bigint PRIMARY KEY, payload jsonb, recorded_at timestamptz DEFAULT now());
-INSERT INTO test.source SELECT n, to_jsonb(repeat('x', 70000)) FROM generate_series(1, 100) n WHERE n % 10 <> 0;
+INSERT INTO test.source SELECT n, to_jsonb(n) FROM generate_series(1, 100) n WHERE n % 10 <> 0;
 CREATE FUNCTION test.pass(sequence bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
 	IF sequence = 25 THEN
@@ -79,7 +79,7 @@ foreach my $end ('terminated', 'crashed', 'failed')
 	my $holder = $node->background_psql($db, on_error_stop => 0);
 	my $run;
 
-	create_outbox($outbox, 15);
+	create_outbox($outbox, 12);
 	$node->safe_psql($db,
 		'UPDATE test.source SET recorded_at = NULL WHERE id = 39')
 	  if $end eq 'failed';
@@ -161,6 +161,12 @@ $node->poll_query_until($db,
 $node->poll_query_until($db,
 	q{SELECT query_start < clock_timestamp() - interval '1 s' FROM pg_stat_activity WHERE wait_event = 'advisory'}
 );
+is( $node->safe_psql(
+		$db,
+		q{SELECT outbox, operation, phase, done, total, started_at < clock_timestamp() - interval '1 s' FROM obix.progress WHERE operation = 'import'}
+	),
+	'o|import|copying rows|39|99|t',
+	'a view shows how far the import is');
 $holder->query_safe('SELECT pg_advisory_unlock(1)');
 is(join('', finish_psql($publisher)), 't', 'a publisher waits for a batch');
 finish_psql($run);
