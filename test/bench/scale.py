@@ -14,11 +14,13 @@ from publishing import publish_by
 
 def predict(clients, cores, cpu, flush):
     """Transactions a second, of which each takes so much CPU time and a flush."""
-    # who commits during a flush waits for its end, half a flush on average
-    delay = flush * (1.5 if clients > 1 else 1) + cpu * (cores - 1) / cores
     demand = cpu / cores
     queue = rate = 0.0
     for n in range(1, clients + 1):
+        # Who commits while a flush is under way waits for its end: half of it while
+        # flushes are rare, all of it when one follows upon the other.
+        busy = min(1.0, rate * flush)
+        delay = flush * (1 + busy * (1 + busy) / 2) + cpu * (cores - 1) / cores
         response = demand * (1 + queue)
         rate = n / (delay + response)
         queue = rate * response
