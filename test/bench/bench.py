@@ -93,7 +93,7 @@ def write_results(bench, folder, what):
     """The machine-readable table, and the chart if all that it shows was measured."""
     lines = [dataclasses.asdict(line) | {"verdict": line.verdict()} for line in bench.lines]
     (folder / "table.json").write_text(json.dumps({**what, "lines": lines}, indent=1) + "\n", encoding="utf-8")
-    picture = chart.draw(bench.lines, what["machine"])
+    picture = chart.draw(bench.lines, f"PostgreSQL {what['version'].split()[2]}, {what['machine']}")
     (folder / "chart.svg").unlink(missing_ok=True)
     if picture:
         (folder / "chart.svg").write_text(picture, encoding="utf-8")

@@ -100,7 +100,7 @@ def wake_panel(picture, values, x, width):
             bar(picture, x, 90 + 64 * n + 17 * m, width * value / top, f"{value:,.0f}", name)
 
 
-def draw(lines, machine):
+def draw(lines, where):
     """The chart as SVG, or None if something it needs was not measured."""
     values = {line.key: line for line in lines if line.key and line.pairs > 0}
     needed = [f"publish obix {clients}" for clients in (1, 8, 16)] + ["drain read", "drain fetch"] + [key for key, _ in WAKES]
@@ -110,5 +110,5 @@ def draw(lines, machine):
     publish_panel(picture, values, 30, 390)
     drain_panel(picture, values, 440, 190)
     wake_panel(picture, values, 710, 180)
-    picture.text(30, HEIGHT - 14, f"./dev bench all on {machine}: medians of pairs that took turns in one run", 10, colour=FAINT)
+    picture.text(30, HEIGHT - 14, f"./dev bench all: medians of pairs that took turns in one run; {where}", 10, colour=FAINT)
     return picture.finish()
