@@ -101,12 +101,12 @@ typedef struct ObixOutbox
 	pg_atomic_uint32 dispatch;	/* 1: dispatchers should look; cleared by one
 								 * before it does */
 
-	/* who waits until it moves, see waiters.c */
+	/* who waits until it moves, see waiters.c; times are of its clock */
 	dlist_head	waiters;		/* the longest first */
 	int64		wave;			/* grows when they are to look again */
 	bool		waking;			/* one has been woken, and wakes the next */
-	TimestampTz due;			/* when that one should have done so */
-	TimestampTz next_turn;		/* of those who are not */
+	int64		due;			/* when that one should have done so */
+	int64		next_turn;		/* of those who are not */
 	int			last_woken[OBIX_FEW_WAITERS];	/* among these: MyProcNumber +
 												 * 1 */
 

@@ -6,8 +6,9 @@
  * To wake a hundred of them would cost a publisher more than its own
  * transaction, and what they do then takes the processors away from all
  * publishers.  So whoever moves the outbox wakes one session at most, the one
- * that has waited longest; who has been woken wakes the next before it does
- * anything else.  One such chain is under way at a time.
+ * that has waited longest; who has been woken wakes the next two before it does
+ * anything else: with one, a hundred would have to get hold of a processor one
+ * after the other.  One such chain is under way at a time.
  *
  * That an outbox has moved is a wave.  Who joins the queue notes the last wave
  * and looks at the outbox after that, so nobody has to be woken for a wave that
@@ -27,9 +28,9 @@
 #include <unistd.h>
 
 #include "miscadmin.h"
+#include "portability/instr_time.h"
 #include "storage/ipc.h"
 #include "storage/proc.h"
-#include "utils/timestamp.h"
 
 #include "compat.h"
 #include "waiters.h"
@@ -59,7 +60,7 @@ typedef struct ObixWaiter
 	bool		queued;
 	bool		asleep;			/* or about to sleep: it has looked */
 	bool		woken;			/* it was taken out of the queue */
-	TimestampTz due;			/* but not before */
+	int64		due;			/* but not before */
 } ObixWaiter;
 
 static ObixWaiter *waiters = NULL;	/* by MyProcNumber */
@@ -75,6 +76,16 @@ void
 obix_waiters_shmem_init(void *space)
 {
 	waiters = space;
+}
+
+/* Microseconds on a clock that all processes share and nobody sets. */
+static int64
+clock_now(void)
+{
+	instr_time	now;
+
+	INSTR_TIME_SET_CURRENT(now);
+	return (int64) INSTR_TIME_GET_MICROSEC(now);
 }
 
 /* How long a wake-up keeps the processors busy, in microseconds. */
@@ -93,11 +104,11 @@ wakeup_cost(void)
  * When a session may go on.  The few that came last need no turn; there may be
  * only they.  The caller holds the lock of the outbox.
  */
-static TimestampTz
-take_turn(ObixOutbox *outbox, int session, TimestampTz now)
+static int64
+take_turn(ObixOutbox *outbox, int session, int64 now)
 {
 	int			i = 0;
-	TimestampTz turn = now;
+	int64		turn = now;
 
 	while (i < OBIX_FEW_WAITERS - 1 && outbox->last_woken[i] != session + 1)
 		i++;
@@ -117,9 +128,8 @@ take_turn(ObixOutbox *outbox, int session, TimestampTz now)
  * released, or NULL where the chain has come to its end.
  */
 static Latch *
-wake_next(ObixOutbox *outbox, TimestampTz now)
+wake_next(ObixOutbox *outbox, int64 now)
 {
-	outbox->waking = false;
 	while (!dlist_is_empty(&outbox->waiters))
 	{
 		ObixWaiter *next = dlist_head_element(ObixWaiter, node,
@@ -130,17 +140,37 @@ wake_next(ObixOutbox *outbox, TimestampTz now)
 		dlist_delete(&next->node);
 		next->queued = false;
 		next->woken = true;
+		next->due = 0;
 
 		/* who is still looking finds out; it may be held up before that */
 		if (!next->asleep)
 			continue;
 
 		next->due = take_turn(outbox, next - waiters, now);
-		outbox->waking = true;
 		outbox->due = Max(next->due, now);
 		return next->latch;
 	}
 	return NULL;
+}
+
+/* Who has been woken wakes the next two, or one whose turn is later. */
+static void
+go_on(ObixOutbox *outbox, int64 now, Latch *next[2])
+{
+	next[0] = wake_next(outbox, now);
+	next[1] = next[0] != NULL && outbox->due <= now ?
+		wake_next(outbox, now) : NULL;
+	outbox->waking = next[0] != NULL;
+}
+
+static void
+set_latches(Latch *next[2])
+{
+	for (int i = 0; i < 2; i++)
+	{
+		if (next[i] != NULL)
+			SetLatch(next[i]);
+	}
 }
 
 /*
@@ -150,15 +180,18 @@ wake_next(ObixOutbox *outbox, TimestampTz now)
 Latch *
 obix_begin_wave(ObixOutbox *outbox)
 {
-	TimestampTz now;
+	int64		now;
+	Latch	   *first;
 
 	outbox->wave++;
 	if (likely(dlist_is_empty(&outbox->waiters)))
 		return NULL;
-	now = GetCurrentTimestamp();
+	now = clock_now();
 	if (outbox->waking && now < outbox->due + LATE)
 		return NULL;
-	return wake_next(outbox, now);
+	first = wake_next(outbox, now);
+	outbox->waking = first != NULL;
+	return first;
 }
 
 /*
@@ -222,11 +255,11 @@ obix_join_waiters(ObixOutbox *outbox)
  * it is going to sleep.  due: it has been woken, but is not to go on before.
  */
 static bool
-pass_on(TimestampTz now, TimestampTz *due)
+pass_on(int64 now, int64 *due)
 {
 	ObixOutbox *outbox = waits_for;
 	ObixWaiter *self = &waiters[MyProcNumber];
-	Latch	   *next = NULL;
+	Latch	   *next[2] = {NULL, NULL};
 	bool		woken;
 
 	*due = 0;
@@ -242,11 +275,10 @@ pass_on(TimestampTz now, TimestampTz *due)
 	{
 		self->woken = false;
 		waits_for = NULL;
-		next = wake_next(outbox, now);
+		go_on(outbox, now, next);
 	}
 	LWLockRelease(outbox->lock);
-	if (next != NULL)
-		SetLatch(next);
+	set_latches(next);
 	return woken;
 }
 
@@ -258,13 +290,13 @@ pass_on(TimestampTz now, TimestampTz *due)
 bool
 obix_sleep(long timeout)
 {
-	TimestampTz now = GetCurrentTimestamp();
-	TimestampTz end = TimestampTzPlusMilliseconds(now, timeout);
-	TimestampTz due = 0;
+	int64		now = clock_now();
+	int64		end = now + timeout * INT64CONST(1000);
+	int64		due = 0;
 
 	while (!pass_on(now, &due))
 	{
-		TimestampTz until = due != 0 && due < end ? due : end;
+		int64		until = due != 0 && due < end ? due : end;
 
 		if (now >= end)
 		{
@@ -275,13 +307,11 @@ obix_sleep(long timeout)
 		/* a turn is measured in less than milliseconds: rather too early */
 		(void) WaitLatch(MyLatch,
 						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-						 until == end ?
-						 TimestampDifferenceMilliseconds(now, end) :
-						 (long) ((until - now) / 1000),
+						 (long) ((until - now + (until == end ? 999 : 0)) / 1000),
 						 obix_wait_event(OBIX_WAIT_EVENT));
 		ResetLatch(MyLatch);
 		CHECK_FOR_INTERRUPTS();
-		now = GetCurrentTimestamp();
+		now = clock_now();
 	}
 	return false;
 }
@@ -294,8 +324,8 @@ obix_sleep(long timeout)
 long
 obix_take_turn(ObixOutbox *outbox, long timeout)
 {
-	TimestampTz now = GetCurrentTimestamp();
-	TimestampTz turn;
+	int64		now = clock_now();
+	int64		turn;
 
 	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
 	turn = take_turn(outbox, MyProcNumber, now);
@@ -307,11 +337,11 @@ obix_take_turn(ObixOutbox *outbox, long timeout)
 void
 obix_await_turn(long timeout)
 {
-	TimestampTz end = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), timeout);
+	int64		end = clock_now() + timeout * INT64CONST(1000);
 
 	for (;;)
 	{
-		timeout = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), end);
+		timeout = (long) ((end - clock_now() + 999) / 1000);
 		if (timeout <= 0)
 			break;
 		(void) WaitLatch(MyLatch,
@@ -330,12 +360,13 @@ void
 obix_leave_waiters(void)
 {
 	ObixOutbox *outbox = waits_for;
-	ObixWaiter *self = &waiters[MyProcNumber];
-	Latch	   *next = NULL;
+	ObixWaiter *self;
+	Latch	   *next[2] = {NULL, NULL};
 
 	if (likely(outbox == NULL))
 		return;
 	waits_for = NULL;
+	self = &waiters[MyProcNumber];
 	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
 	if (self->queued)
 	{
@@ -343,9 +374,8 @@ obix_leave_waiters(void)
 		self->queued = false;
 	}
 	else if (self->woken)
-		next = wake_next(outbox, GetCurrentTimestamp());
+		go_on(outbox, clock_now(), next);
 	self->woken = false;
 	LWLockRelease(outbox->lock);
-	if (next != NULL)
-		SetLatch(next);
+	set_latches(next);
 }
