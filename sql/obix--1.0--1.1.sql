@@ -329,10 +329,15 @@ COMMENT ON COLUMN obix.progress.remaining IS 'how long the rest takes at that ra
 
 /* ----------------------------------------------------------------- health */
 
+/*
+ * One query, so that each thing is looked at once.  Its estimates are far too high,
+ * and compiling it would take many times what it takes to run it.
+ */
 CREATE FUNCTION obix.health(max_age interval DEFAULT '5 min', min_runway interval DEFAULT '10 min', max_lag interval DEFAULT '5 min',
 							OUT "check" text, OUT object text, OUT status text, OUT detail text, OUT hint text)
 RETURNS SETOF record
 LANGUAGE sql VOLATILE PARALLEL UNSAFE ROWS 100
+SET jit = off
 BEGIN ATOMIC
 WITH server AS MATERIALIZED (
 	SELECT s.*, pg_catalog.pg_is_in_recovery() AS standby FROM obix.server_status s
@@ -340,9 +345,11 @@ WITH server AS MATERIALIZED (
 	SELECT s.*, s.outbox::text AS name, pg_catalog.clock_timestamp() - s.held_since AS held_for,
 		   pg_catalog.clock_timestamp() - s.failing_since AS failing_for
 	FROM obix.outbox_status s
+), consumer_status AS MATERIALIZED (	-- each is looked at once, and then joined
+	SELECT s.* FROM obix.consumer_status s
 ), consumer AS MATERIALIZED (
 	SELECT s.*, coalesce(c.handler, c.batch_handler) IS NOT NULL AND NOT c.paused AS handled
-	FROM obix.consumer_status s JOIN obix.consumer c USING (consumer)
+	FROM consumer_status s JOIN obix.consumer c USING (consumer)
 ), finding (part, n, "check", object, status, detail, hint) AS (
 	SELECT 1, 1, 'preload', NULL::text, CASE WHEN s.loaded THEN 'ok' ELSE 'critical' END,
 		   CASE WHEN NOT s.loaded THEN 'obix is not loaded by the server' END,
