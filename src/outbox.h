@@ -105,7 +105,7 @@ typedef struct ObixOutbox
 	dlist_head	waiters;		/* the longest first */
 	int64		wave;			/* grows when they are to look again */
 	bool		waking;			/* one has been woken, and wakes the next */
-	int64		due;			/* when that one should have done so */
+	int64		woken_at;		/* when that was */
 	int64		next_turn;		/* of those who are not */
 	int			last_woken[OBIX_FEW_WAITERS];	/* among these: MyProcNumber +
 												 * 1 */

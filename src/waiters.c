@@ -16,8 +16,9 @@
  * the first in the queue has noted the last wave; one that begins while the
  * chain is under way is carried by the same chain.
  *
- * Where many wait and the outbox moves all the time, the chain goes on no faster
- * than processors can bear: then everybody gets more events at a time.
+ * Where many wait and the outbox moves all the time, those who have been woken
+ * go on no faster than processors can bear: then everybody gets more events at a
+ * time.  Each waits for a turn of its own, after it has woken the next.
  *
  * Copyright (c) 2026, the obix authors
  *
@@ -43,8 +44,14 @@
 #define WAKEUPS_PER_SECOND	500
 
 /*
- * When somebody who is due has not woken the next for so long, in microseconds,
- * another chain is begun: it may have been stopped, or have died.
+ * Nobody waits for a turn longer than this, in microseconds: turns are ahead, and
+ * nobody's, where sessions that took one were cancelled.
+ */
+#define LONGEST_TURN		USECS_PER_SEC
+
+/*
+ * When somebody has not woken the next for so long, in microseconds, another
+ * chain is begun: it may have been stopped, or have died.
  */
 #define LATE				50000
 
@@ -59,8 +66,10 @@ typedef struct ObixWaiter
 	int64		wave;			/* the last when it joined */
 	bool		queued;
 	bool		asleep;			/* or about to sleep: it has looked */
-	bool		woken;			/* it was taken out of the queue */
-	int64		due;			/* but not before */
+	bool		woken;			/* it was taken out of the queue, and is to wake
+								 * the next */
+	int64		end;			/* it waits no longer than this */
+	int64		due;			/* when it may go on, once woken */
 } ObixWaiter;
 
 static ObixWaiter *waiters = NULL;	/* by MyProcNumber */
@@ -101,11 +110,13 @@ wakeup_cost(void)
 }
 
 /*
- * When a session may go on.  The few that came last need no turn; there may be
- * only they.  The caller holds the lock of the outbox.
+ * When a session may go on, which it does at end in any case.  The few that came
+ * last need no turn; there may be only they.  Nor does one take a turn that comes
+ * too late for it: who looks again and again, and hardly waits, would take more
+ * of them than there are.  The caller holds the lock of the outbox.
  */
 static int64
-take_turn(ObixOutbox *outbox, int session, int64 now)
+take_turn(ObixOutbox *outbox, int session, int64 now, int64 end)
 {
 	int			i = 0;
 	int64		turn = now;
@@ -114,7 +125,10 @@ take_turn(ObixOutbox *outbox, int session, int64 now)
 		i++;
 	if (outbox->last_woken[i] != session + 1)
 	{
-		turn = Max(outbox->next_turn, now - USECS_PER_SEC);
+		turn = Min(Max(outbox->next_turn, now - USECS_PER_SEC),
+				   now + LONGEST_TURN);
+		if (turn > end)
+			return end;
 		outbox->next_turn = turn + wakeup_cost();
 	}
 	for (; i > 0; i--)
@@ -146,20 +160,19 @@ wake_next(ObixOutbox *outbox, int64 now)
 		if (!next->asleep)
 			continue;
 
-		next->due = take_turn(outbox, next - waiters, now);
-		outbox->due = Max(next->due, now);
+		next->due = take_turn(outbox, next - waiters, now, next->end);
+		outbox->woken_at = now;
 		return next->latch;
 	}
 	return NULL;
 }
 
-/* Who has been woken wakes the next two, or one whose turn is later. */
+/* Who has been woken wakes the next two. */
 static void
 go_on(ObixOutbox *outbox, int64 now, Latch *next[2])
 {
 	next[0] = wake_next(outbox, now);
-	next[1] = next[0] != NULL && outbox->due <= now ?
-		wake_next(outbox, now) : NULL;
+	next[1] = next[0] != NULL ? wake_next(outbox, now) : NULL;
 	outbox->waking = next[0] != NULL;
 }
 
@@ -187,7 +200,7 @@ obix_begin_wave(ObixOutbox *outbox)
 	if (likely(dlist_is_empty(&outbox->waiters)))
 		return NULL;
 	now = clock_now();
-	if (outbox->waking && now < outbox->due + LATE)
+	if (outbox->waking && now < outbox->woken_at + LATE)
 		return NULL;
 	first = wake_next(outbox, now);
 	outbox->waking = first != NULL;
@@ -251,26 +264,22 @@ obix_join_waiters(ObixOutbox *outbox)
 }
 
 /*
- * If this session has been woken, it wakes the next, and waits no longer; else
- * it is going to sleep.  due: it has been woken, but is not to go on before.
+ * If this session has been woken, it wakes the next, and waits no longer, but for
+ * its turn at due; else it is going to sleep, until end.
  */
 static bool
-pass_on(int64 now, int64 *due)
+pass_on(int64 now, int64 end, int64 *due)
 {
 	ObixOutbox *outbox = waits_for;
 	ObixWaiter *self = &waiters[MyProcNumber];
 	Latch	   *next[2] = {NULL, NULL};
 	bool		woken;
 
-	*due = 0;
 	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
 	woken = self->woken;
 	self->asleep = true;
-	if (woken && self->due >= now + 1000)
-	{
-		*due = self->due;
-		woken = false;
-	}
+	self->end = end;
+	*due = self->due;
 	if (woken)
 	{
 		self->woken = false;
@@ -292,27 +301,28 @@ obix_sleep(long timeout)
 {
 	int64		now = clock_now();
 	int64		end = now + timeout * INT64CONST(1000);
-	int64		due = 0;
+	int64		due;
 
-	while (!pass_on(now, &due))
+	while (!pass_on(now, end, &due))
 	{
-		int64		until = due != 0 && due < end ? due : end;
-
 		if (now >= end)
 		{
 			obix_leave_waiters();
 			return true;
 		}
 
-		/* a turn is measured in less than milliseconds: rather too early */
+		/* after the next has been woken: to report an error can take long */
+		CHECK_FOR_INTERRUPTS();
 		(void) WaitLatch(MyLatch,
 						 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-						 (long) ((until - now + (until == end ? 999 : 0)) / 1000),
+						 (long) ((end - now + 999) / 1000),
 						 obix_wait_event(OBIX_WAIT_EVENT));
 		ResetLatch(MyLatch);
-		CHECK_FOR_INTERRUPTS();
 		now = clock_now();
 	}
+
+	/* a turn is measured in less than milliseconds: rather too early */
+	obix_await_turn((long) ((due - now) / 1000));
 	return false;
 }
 
@@ -328,9 +338,10 @@ obix_take_turn(ObixOutbox *outbox, long timeout)
 	int64		turn;
 
 	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
-	turn = take_turn(outbox, MyProcNumber, now);
+	turn = take_turn(outbox, MyProcNumber, now,
+					 now + timeout * INT64CONST(1000));
 	LWLockRelease(outbox->lock);
-	return Min(timeout, (long) (Max(turn - now, 0) / 1000));
+	return (long) (Max(turn - now, 0) / 1000);
 }
 
 /* Sleep for so many milliseconds, whatever happens but an interrupt. */

@@ -1,7 +1,7 @@
 
 # Whoever is woken wakes the next.  The chain does not break where one of those
 # who wait is terminated or cancelled before it could, and does not wait for one
-# that is held up.
+# that is held up.  Turns are taken by those who wait for them.
 
 use strict;
 use warnings;
@@ -82,6 +82,25 @@ for (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
 woken($_, 'woken although the one before is stopped') foreach (@others);
 kill 'CONT', $first->{obix_pid};
 woken($first, 'and that one is woken when it goes on');
+
+#
+# Who looks again and again, and does not wait, takes no turns that others wait for
+#
+finish_pgbench(
+	start_pgbench(
+		$node, 'app', 'looking', '-c 20 -t 2000',
+		{ look => "CALL obix.wait('o', 0, '0');\n" }));
+my $patient = start_wait($node, 'app', 'o', $head);
+my $still_waits = "SELECT state = 'active' FROM pg_stat_activity WHERE pid = $patient->{obix_pid}";
+my $waits = 't';
+for (1 .. 20)
+{
+	move();
+	$waits = $node->safe_psql('app', $still_waits);
+	last if $waits eq 'f';
+}
+is($waits, 'f', 'who waits is not put to sleep by sessions that do not wait');
+$patient->{run}->kill_kill;
 
 #
 # The first in the queue has joined it, and is held up while it looks
