@@ -355,6 +355,8 @@ copy_rows(ObixImport *import, Relation parent, int64 last)
 	portal = SPI_cursor_open_with_args(NULL, obix_source_query(&import->source, next, last),
 									   0, NULL, NULL, NULL, true,
 									   CURSOR_OPT_NO_SCROLL);
+	/* expressions of indexes are the owner's, and may close what they can name */
+	PinPortal(portal);
 	for (;;)
 	{
 		SPI_cursor_fetch(portal, true, FETCH_ROWS);
@@ -386,6 +388,7 @@ copy_rows(ObixImport *import, Relation parent, int64 last)
 		SPI_freetuptable(SPI_tuptable);
 		obix_progress_done(next - 1 - import->start);
 	}
+	UnpinPortal(portal);
 	SPI_cursor_close(portal);
 	import->in_hole = next <= last;
 	for (; next <= last; next++)

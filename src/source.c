@@ -18,6 +18,7 @@
 
 #include "access/htup_details.h"
 #include "access/relation.h"
+#include "access/transam.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_index.h"
@@ -296,7 +297,12 @@ obix_source_open(ObixSource *source, Oid relid, char *const *given)
 		source->columns[i] = psprintf("s.%s", quote_identifier(source->names[i]));
 		source->types[i] = getBaseType(column->atttypid);
 		type = read_as(i, source->types[i]);
-		source->values[i] = psprintf("%s::pg_catalog.%s", source->columns[i], type);
+
+		/* a cast of somebody's type is somebody's function */
+		source->values[i] = source->types[i] < FirstNormalObjectId ?
+			psprintf("%s::pg_catalog.%s", source->columns[i], type) :
+			psprintf("CASE WHEN %s IS NOT NULL THEN pg_catalog.format('%%s', %s) END",
+					 source->columns[i], source->columns[i]);
 		if (i + 1 == Anum_event_sequence)
 		{
 			source->may_lack_sequence = !column->attnotnull;

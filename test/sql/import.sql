@@ -347,6 +347,34 @@ ALTER TABLE mine ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
 CALL obix.import('mine', 'source');
 RESET ROLE;
 
+--
+-- The source's owner does not get to run a cast, and the owner of the outbox does
+-- not get at the cursor with which the source is read
+--
+CREATE TYPE kind AS ENUM ('paid', 'sent');
+CREATE FUNCTION cast_kind(kind) RETURNS text LANGUAGE sql AS $$SELECT 'cast by ' || current_user$$;
+CREATE CAST (kind AS text) WITH FUNCTION cast_kind(kind);
+CREATE TABLE kinds (seq bigint PRIMARY KEY, type kind, key kind, payload jsonb);
+INSERT INTO kinds SELECT n, 'paid', CASE WHEN n % 2 = 0 THEN 'sent'::kind END, '{}' FROM generate_series(1, 3000) n;
+CREATE FUNCTION close_all(text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
+DECLARE
+    portal refcursor;
+BEGIN
+    FOR n IN 1..20 LOOP
+        portal := format('<unnamed portal %s>', n);
+        BEGIN
+            CLOSE portal;
+        EXCEPTION
+            WHEN invalid_cursor_name OR invalid_cursor_state THEN NULL;
+        END;
+    END LOOP;
+    RETURN $1;
+END $$;
+SELECT obix.create_outbox('kind_of');
+CREATE INDEX ON kind_of (close_all(type));
+CALL obix.import('kind_of', 'kinds');
+SELECT type, key, count(*) FROM kind_of GROUP BY type, key ORDER BY key;
+
 -- as it was
 SELECT count(obix.drop_consumer(consumer)) FROM obix.consumer WHERE outbox IN (SELECT outbox FROM obix.outbox WHERE outbox::text = 'far');
 DROP SCHEMA app CASCADE;
