@@ -18,7 +18,6 @@
 #include "access/xact.h"
 #include "funcapi.h"
 #include "miscadmin.h"
-#include "storage/condition_variable.h"
 #include "storage/lock.h"
 #include "utils/builtins.h"
 #include "tcop/pquery.h"

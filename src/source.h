@@ -27,7 +27,7 @@ typedef struct ObixSource
 	char	   *names[Natts_event]; /* of the columns, NULL: none */
 	char	   *columns[Natts_event];	/* for statements: of "s" */
 	char	   *values[Natts_event];	/* the same, of the types that
-										 * obix_source_event() expects */
+										 * obix_source_row() expects */
 	Oid			types[Natts_event]; /* of the columns, but for domains */
 	bool		may_lack_sequence;	/* there can be NULLs */
 } ObixSource;
