@@ -355,7 +355,11 @@ copy_rows(ObixImport *import, Relation parent, int64 last)
 	portal = SPI_cursor_open_with_args(NULL, obix_source_query(&import->source, next, last),
 									   0, NULL, NULL, NULL, true,
 									   CURSOR_OPT_NO_SCROLL);
-	/* expressions of indexes are the owner's, and may close what they can name */
+
+	/*
+	 * expressions of indexes are the owner's, and may close what they can
+	 * name
+	 */
 	PinPortal(portal);
 	for (;;)
 	{

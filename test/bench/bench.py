@@ -56,6 +56,19 @@ def list_benchmarks():
     print(f"  {'all':<14} all of them but scale, and the chart")
 
 
+def used_elsewhere():
+    """What share of the processors is used in the second in which we do nothing."""
+    def look():
+        with open("/proc/stat", encoding="ascii") as stat:
+            times = [int(field) for field in stat.readline().split()[1:]]
+        return sum(times), times[3] + times[4]  # all, idle
+
+    total, idle = look()
+    time.sleep(1)
+    total, idle = (now - before for now, before in zip(look(), (total, idle)))
+    return 1 - idle / total
+
+
 def compile_client(bindir, folder):
     """Compile the client; None if that cannot be done."""
     program = folder / "client"
@@ -129,9 +142,9 @@ def main():
         bench = harness.Bench(server, compile_client(options.bindir, folder), options.quick, output)
         print(f"{what['date']}, {what['version']}, {what['machine']}\n{'; '.join(what['settings'])}\n\n{harness.HEADER}",
               file=output, flush=True)
-        busy = os.getloadavg()[0] / os.cpu_count()
-        if busy > 0.5:
-            bench.say(f"the machine is busy with something else ({busy:.1f} processes for each core): this is noise")
+        busy = used_elsewhere()
+        if busy > 0.2:
+            bench.say(f"others use {busy:.0%} of the processors as this begins: it is noise")
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
         try:
             server.create()
