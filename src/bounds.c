@@ -139,12 +139,13 @@ obix_partitions_end(Relation parent)
  * transaction.  Should it meet a snapshot in its way before, ours perhaps, it
  * waits for that to go, while we wait for it.  Nobody detects such a deadlock:
  * everything would stand still for max_standby_streaming_delay, and then we
- * would be cancelled.  So we wait no longer than deadlock_timeout; who reads
- * goes no further then.
+ * would be cancelled.  So we wait no longer than deadlock_timeout, or lock_timeout
+ * where that is shorter; who reads goes no further then.
  */
 bool
 obix_lock_to_read(Oid relid)
 {
+	int			patience = DeadlockTimeout;
 	TimestampTz end;
 
 	if (!RecoveryInProgress())
@@ -152,7 +153,9 @@ obix_lock_to_read(Oid relid)
 		LockRelationOid(relid, AccessShareLock);
 		return true;
 	}
-	end = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), DeadlockTimeout);
+	if (LockTimeout > 0 && LockTimeout < patience)
+		patience = LockTimeout;
+	end = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), patience);
 	while (!ConditionalLockRelationOid(relid, AccessShareLock))
 	{
 		CHECK_FOR_INTERRUPTS();

@@ -19,8 +19,9 @@
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "storage/lock.h"
-#include "utils/builtins.h"
 #include "tcop/pquery.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
@@ -328,22 +329,23 @@ obix_release_lease(PG_FUNCTION_ARGS)
  * to fetch.  Takes a snapshot, and gives it back.
  */
 static long
-how_long(ObixConsumer *consumer, ObixOutbox *shared, int32 outbox_id,
+how_long(const ObixConsumer *before, ObixOutbox *shared, int32 outbox_id,
 		 bool known, long left)
 {
 	TimestampTz now = GetCurrentTimestamp();
+	ObixConsumer consumer;
 	ObixConsumerState state;
 	ObixPosition position;
 
-	if (!obix_get_position(shared, consumer->outbox, outbox_id, &position))
+	if (!obix_get_position(shared, before->outbox, outbox_id, &position))
 		return 0;				/* dropped: fetching says so */
 	PushActiveSnapshot(GetTransactionSnapshot());
-	obix_open_consumer(consumer->name, consumer);
-	obix_get_state(consumer, &state);
+	obix_open_consumer(before->name, &consumer);
+	obix_get_state(&consumer, &state);
 	PopActiveSnapshot();
 	InvalidateCatalogSnapshot();
 
-	if (consumer->paused)
+	if (consumer.paused)
 		return left;
 	if (state.state == OBIX_CONSUMER_STOPPED)
 		return 0;
@@ -355,13 +357,13 @@ how_long(ObixConsumer *consumer, ObixOutbox *shared, int32 outbox_id,
 	}
 	if (!known)
 		return Min(left, UNSURE_POLL_MS);
-	if (obix_turn_is_idle(consumer->id))
+	if (obix_turn_is_idle(consumer.id))
 		return left;
 
 	/* somebody fetches for it in a transaction: there would be nothing */
-	if (!obix_try_lock_consumer(consumer->id))
+	if (!obix_try_lock_consumer(consumer.id))
 		return Min(left, BUSY_POLL_MS);
-	unlock_consumer(consumer->id);
+	unlock_consumer(consumer.id);
 	return 0;
 }
 
@@ -382,6 +384,7 @@ obix_wait_for(PG_FUNCTION_ARGS)
 	Relation	parent;
 	TimestampTz end;
 	int32		outbox_id;
+	MemoryContext scratch;
 	bool		in_turns;
 	bool		dropped = false;
 	bool		slept = false;
@@ -395,9 +398,12 @@ obix_wait_for(PG_FUNCTION_ARGS)
 	outbox_id = known->id;
 	table_close(parent, AccessShareLock);
 	in_turns = enter_turns(&consumer);
+	scratch = AllocSetContextCreate(CurrentMemoryContext, "obix wait",
+									ALLOCSET_SMALL_SIZES);
 
 	for (;;)
 	{
+		MemoryContext caller;
 		ObixPosition position;
 		long		left;
 		bool		unsure;
@@ -409,7 +415,10 @@ obix_wait_for(PG_FUNCTION_ARGS)
 		left = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), end);
 		if (left <= 0)
 			break;
+		caller = MemoryContextSwitchTo(scratch);
 		left = how_long(&consumer, shared, outbox_id, in_turns, left);
+		MemoryContextSwitchTo(caller);
+		MemoryContextReset(scratch);
 		if (left <= 0)
 			break;
 

@@ -113,6 +113,7 @@ commit(const ObixImport *import)
 static bool
 query_int64(const char *query, int64 *result)
 {
+	MemoryContext caller = CurrentMemoryContext;	/* SPI leaves another */
 	bool		isnull = true;
 	Datum		value = (Datum) 0;
 	int			code;
@@ -126,6 +127,7 @@ query_int64(const char *query, int64 *result)
 							  &isnull);
 	*result = DatumGetInt64(value);
 	SPI_freetuptable(SPI_tuptable);
+	MemoryContextSwitchTo(caller);
 	PopActiveSnapshot();
 	return !isnull;
 }
@@ -346,27 +348,25 @@ copy_rows(ObixImport *import, Relation parent, int64 last)
 	ObixWriter *writer = obix_writer_begin(parent, false, true);
 	MinimalTuple placeholder = obix_form_placeholder();
 	TimestampTz now = GetCurrentTimestamp();
+	MemoryContext caller = CurrentMemoryContext;
 	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext,
 												  "obix import",
 												  ALLOCSET_DEFAULT_SIZES);
 	int64		next = import->next;
+	uint64		rows;
 	Portal		portal;
 
 	portal = SPI_cursor_open_with_args(NULL, obix_source_query(&import->source, next, last),
 									   0, NULL, NULL, NULL, true,
 									   CURSOR_OPT_NO_SCROLL);
 
-	/*
-	 * expressions of indexes are the owner's, and may close what they can
-	 * name
-	 */
+	/* index expressions are the owner's, and may close what they can name */
 	PinPortal(portal);
-	for (;;)
+	do
 	{
 		SPI_cursor_fetch(portal, true, FETCH_ROWS);
-		if (SPI_processed == 0)
-			break;
-		for (uint64 i = 0; i < SPI_processed; i++)
+		rows = SPI_processed;
+		for (uint64 i = 0; i < rows; i++)
 		{
 			MemoryContext old = MemoryContextSwitchTo(context);
 			ObixSourceRow row;
@@ -391,9 +391,10 @@ copy_rows(ObixImport *import, Relation parent, int64 last)
 		}
 		SPI_freetuptable(SPI_tuptable);
 		obix_progress_done(next - 1 - import->start);
-	}
+	} while (rows > 0);
 	UnpinPortal(portal);
 	SPI_cursor_close(portal);
+	MemoryContextSwitchTo(caller);
 	import->in_hole = next <= last;
 	for (; next <= last; next++)
 	{
@@ -481,6 +482,7 @@ static void
 import_all(ObixImport *import)
 {
 	List	   *tables;
+	MemoryContext scratch;
 
 	if (!look_at_source(import))
 	{
@@ -495,8 +497,11 @@ import_all(ObixImport *import)
 	obix_source_wait_for_writers(tables);
 
 	look_at_outbox(import);
+	scratch = AllocSetContextCreate(CurrentMemoryContext, "obix import batch",
+									ALLOCSET_DEFAULT_SIZES);
 	while (import->tail < import->target)
 	{
+		MemoryContext caller = MemoryContextSwitchTo(scratch);
 		int64		range[2];
 
 		if (import->in_hole)
@@ -509,6 +514,8 @@ import_all(ObixImport *import)
 		import_batch(import, range[1]);
 		commit(import);
 		tell_progress(import);
+		MemoryContextSwitchTo(caller);
+		MemoryContextReset(scratch);
 	}
 	ereport(NOTICE,
 			(errmsg("imported into outbox \"%s\" up to sequence %lld",
@@ -577,7 +584,6 @@ obix_import(PG_FUNCTION_ARGS)
 	SPI_finish();
 	MemoryContextSwitchTo(old);
 	MemoryContextDelete(context);
-	if (!ActiveSnapshotSet())
-		EnsurePortalSnapshotExists();
+	EnsurePortalSnapshotExists();
 	PG_RETURN_VOID();
 }

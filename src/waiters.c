@@ -66,8 +66,7 @@ typedef struct ObixWaiter
 	int64		wave;			/* the last when it joined */
 	bool		queued;
 	bool		asleep;			/* or about to sleep: it has looked */
-	bool		woken;			/* it was taken out of the queue, and is to
-								 * wake the next */
+	bool		woken;			/* it was taken out, and is to wake the next */
 	int64		end;			/* it waits no longer than this */
 	int64		due;			/* when it may go on, once woken */
 } ObixWaiter;

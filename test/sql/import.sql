@@ -375,6 +375,21 @@ CREATE INDEX ON kind_of (close_all(type));
 CALL obix.import('kind_of', 'kinds');
 SELECT type, key, count(*) FROM kind_of GROUP BY type, key ORDER BY key;
 
+--
+-- Many batches take no more memory than few
+--
+CREATE TABLE memory (n serial, seq bigint, used numeric);
+CREATE FUNCTION note_memory(bigint) RETURNS text VOLATILE LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO memory (seq, used) SELECT $1, sum(used_bytes) FROM pg_backend_memory_contexts;
+    RETURN 'noted';
+END $$;
+CREATE VIEW noted AS
+SELECT n::bigint AS seq, CASE WHEN n IN (300, 1300) THEN note_memory(n) END AS type, '{}'::jsonb AS payload FROM generate_series(1, 1300) n;
+SELECT obix.create_outbox('many');
+CALL obix.import('many', 'noted', batch_size => 1);
+SELECT b.used - a.used < 100000 AS same FROM (SELECT used FROM memory WHERE seq = 300 ORDER BY n DESC LIMIT 1) a, (SELECT used FROM memory WHERE seq = 1300 ORDER BY n DESC LIMIT 1) b;
+
 -- as it was
 SELECT count(obix.drop_consumer(consumer)) FROM obix.consumer WHERE outbox IN (SELECT outbox FROM obix.outbox WHERE outbox::text = 'far');
 DROP SCHEMA app CASCADE;
