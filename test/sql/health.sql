@@ -100,7 +100,7 @@ SELECT "check", status, detail, hint FROM findings WHERE object = 'mail';
 -- lag, with events that another server has recorded, and a sequence that it has
 -- not sent yet
 BEGIN;
-SELECT obix.create_outbox('copies', 1000, 1);
+SELECT obix.create_outbox('copies', 10000, 1);
 SELECT obix.create_consumer('copies_mail', 'copies');
 SET LOCAL session_replication_role = replica;
 INSERT INTO copies (sequence, payload, recorded_at) SELECT n, '1', now() - interval '10 min' FROM generate_series(1, 1500) n;
