@@ -130,6 +130,8 @@ sub met_by_replay
 my $waiter = start_wait($standby, 'postgres', 'o', 8);
 met_by_replay('o', q{SELECT count(*) FROM obix.read('o', 0)}, '0', 'reading does without');
 given(q{SELECT count(*) FROM obix.read('o')}, '0', 'so does reading from the oldest');
+given("SET deadlock_timeout = '1 h'; SET lock_timeout = '10 ms'; SET statement_timeout = '${PostgreSQL::Test::Utils::timeout_default}s'; SELECT count(*) FROM obix.read('o', 0)",
+	'0', 'also with little patience for locks');
 given(q{SELECT obix.high_water_mark('o') <= 8}, 't', 'the high-water mark');
 given(q{SELECT high_water_mark IS NULL FROM obix.outbox_status WHERE outbox = 'o'::regclass},
 	't', 'the status of the outbox');
