@@ -20,7 +20,7 @@ STARTS = {
 # what changes while it runs
 RELOADS = {
     "obix.dispatch_workers": ("0", "1", "2", "4"),
-    "obix.lock_timeout": ("1ms", "50ms", "1s"),
+    "obix.lock_timeout": ("1ms", "50ms", "200ms"),  # of which maintenance by hand takes up to 40
     "obix.premake_interval": ("1s", "1h"),
     "obix.auto_recover": ("on", "off"),
     "obix.notify": ("on", "off"),

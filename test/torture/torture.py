@@ -183,7 +183,7 @@ class Torture:
         """Publishers end; what has begun comes to its end."""
         world = self.world
         world.publishing.clear()
-        self.join([actor for actor in self.actors if actor.going is world.publishing], 30, "publishing")
+        self.join([actor for actor in self.actors if actor.going is world.publishing], 60, "publishing")
         decider = publishers.Decider(world, "last decider", world.publishing)
         decider.connect()
         for gid, tx in list(self.ledger.prepared.items()):
