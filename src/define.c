@@ -615,7 +615,8 @@ obix_seek(PG_FUNCTION_ARGS)
 					2, types, values, NULL);
 	(void) obix_run("DELETE FROM obix.parked_event"
 					" WHERE id OPERATOR(pg_catalog.=) $1"
-					" AND sequence OPERATOR(pg_catalog.>) $2",
+					" AND (sequence OPERATOR(pg_catalog.>) $2"
+					" OR state OPERATOR(pg_catalog.=) 'discarded')",
 					2, types, values, NULL);
 	obix_grow_version(consumer.id);
 	state.late = obix_run("SELECT FROM obix.consumer_late"

@@ -196,6 +196,7 @@ deliver_in_sequence(ObixDelivery *delivery)
 	if (nothing_to - start >= OBIX_SCAN_STEP || delivery->has_parked ||
 		state->fetched < 0)
 	{
+		obix_forget_discarded(delivery->consumer->id, state, start);
 		state->fetched = 0;
 		obix_set_state(state);
 	}
@@ -320,6 +321,7 @@ obix_acknowledge(ObixDelivery *delivery, int64 sequence)
 		state->late = obix_has_late(delivery);
 		obix_end_spi(&saved);
 	}
+	obix_forget_discarded(delivery->consumer->id, state, start);
 	obix_set_state(state);
 }
 
@@ -414,6 +416,7 @@ obix_fail_event(ObixDelivery *delivery, int64 sequence, const char *error)
 	ObixFound	nothing = {0};
 	ObixIdentity saved;
 	TupleTableSlot *slot;
+	int64		start;
 
 	state->failed++;
 	obix_set_last_error(state, error);
@@ -439,8 +442,10 @@ obix_fail_event(ObixDelivery *delivery, int64 sequence, const char *error)
 		state->attempts = 0;
 
 		/* it was the next, so nothing is left before it */
-		if (sequence > obix_delivery_start(state))
+		start = obix_delivery_start(state);
+		if (sequence > start)
 			state->scanned = sequence;
+		obix_forget_discarded(consumer->id, state, start);
 		if (consumer->available)
 		{
 			obix_begin_spi(&saved);

@@ -576,6 +576,7 @@ obix_deliver_available(ObixDelivery *delivery)
 	{
 		state->scanned = next - 1;
 		state->late |= holes != NIL;
+		obix_forget_discarded(delivery->consumer->id, state, start);
 	}
 	obix_set_state(state);
 }

@@ -210,6 +210,33 @@ obix_dead_letter_state(int32 id, int64 sequence)
 	return TextDatumGetCString(obix_spi_value(0, 1, &isnull));
 }
 
+/*
+ * A consumer goes on from start: forget what was discarded ahead of that, and is
+ * passed now.  The caller writes the state.
+ */
+void
+obix_forget_discarded(int32 id, ObixConsumerState *state, int64 start)
+{
+	static const Oid types[] = {INT4OID, INT8OID, INT8OID};
+	Datum		values[] = {
+		Int32GetDatum(id), Int64GetDatum(start),
+		Int64GetDatum(obix_delivery_start(state))
+	};
+	ObixIdentity saved;
+
+	if (!state->parked || obix_delivery_start(state) == start)
+		return;
+	obix_begin_spi(&saved);
+	if (obix_run("DELETE FROM obix.parked_event"
+				 " WHERE id OPERATOR(pg_catalog.=) $1"
+				 " AND sequence OPERATOR(pg_catalog.>) $2"
+				 " AND sequence OPERATOR(pg_catalog.<=) $3"
+				 " AND state OPERATOR(pg_catalog.=) 'discarded'",
+				 lengthof(types), types, values, NULL) > 0)
+		state->parked = obix_has_dead_letters(id);
+	obix_end_spi(&saved);
+}
+
 /* Are there rows of a consumer in obix.parked_event? */
 bool
 obix_has_dead_letters(int32 id)

@@ -22,6 +22,7 @@ extern bool obix_load_dead_letter(int32 id, int64 sequence,
 extern void obix_set_dead_letter_state(int32 id, int64 sequence,
 									   const char *state);
 extern char *obix_dead_letter_state(int32 id, int64 sequence);
+extern void obix_forget_discarded(int32 id, ObixConsumerState *state, int64 start);
 extern bool obix_has_dead_letters(int32 id);
 extern int64 obix_count_dead_letters(int32 id, int64 max);
 

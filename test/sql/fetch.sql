@@ -663,6 +663,7 @@ SELECT obix.discard('holder', 15);
 SELECT sequence, payload FROM obix.fetch('holder') ORDER BY sequence;
 SELECT obix.ack('holder', 17);
 SELECT count(*) FROM dead WHERE sequence > 4;
+SELECT count(*) AS remembered FROM obix.parked_event WHERE state = 'discarded';
 -- rolled back, nothing has happened
 SELECT count(obix.publish('keyed', to_jsonb(k || n), key => k)) FROM (VALUES ('a', 18), ('a', 19), ('b', 20)) v (k, n);
 BEGIN;
