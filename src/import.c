@@ -233,12 +233,22 @@ check_earlier(const ObixImport *import)
 						 source->name)));
 }
 
+/* The lowest sequence of the source that is still to come; false if none is. */
+static bool
+find_next(const ObixImport *import, int64 *first)
+{
+	const ObixSource *source = &import->source;
+	const char *sequence = source->columns[Anum_event_sequence - 1];
+
+	return query_int64(psprintf("SELECT pg_catalog.min(%s)::pg_catalog.int8 FROM %s s"
+								" WHERE %s OPERATOR(pg_catalog.>=) '" INT64_FORMAT "'::pg_catalog.int8",
+								sequence, source->quoted, sequence, import->next), first);
+}
+
 /* Find out what the outbox has, and where to go on. */
 static void
 look_at_outbox(ObixImport *import)
 {
-	const ObixSource *source = &import->source;
-	const char *sequence = source->columns[Anum_event_sequence - 1];
 	ObixRelation *known;
 	Relation	parent = obix_open(import->outbox, AccessShareLock, &known);
 	int64		newest;
@@ -254,10 +264,7 @@ look_at_outbox(ObixImport *import)
 		check_earlier(import);
 
 	/* what is missing before the first event is not worth so many rows */
-	if (newest == 0 &&
-		query_int64(psprintf("SELECT pg_catalog.min(%s)::pg_catalog.int8 FROM %s s"
-							 " WHERE %s OPERATOR(pg_catalog.>=) '" INT64_FORMAT "'::pg_catalog.int8",
-							 sequence, source->quoted, sequence, import->next), &first) &&
+	if (newest == 0 && find_next(import, &first) &&
 		first - import->next > import->batch_size)
 		import->next = first;	/* sequences begin here */
 	import->start = import->next - 1;
@@ -268,12 +275,9 @@ static void
 check_hole(const ObixImport *import)
 {
 	const ObixSource *source = &import->source;
-	const char *sequence = source->columns[Anum_event_sequence - 1];
 	int64		first;
 
-	if (query_int64(psprintf("SELECT pg_catalog.min(%s)::pg_catalog.int8 FROM %s s"
-							 " WHERE %s OPERATOR(pg_catalog.>=) '" INT64_FORMAT "'::pg_catalog.int8",
-							 sequence, source->quoted, sequence, import->next), &first) &&
+	if (find_next(import, &first) &&
 		first - import->next > MAX_HOLE)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
