@@ -414,6 +414,32 @@ arrange_release(void)
 }
 
 /*
+ * This transaction is given all sequences that are left below next; they are in
+ * flight.  Returns whether there should be partitions made ahead.  The caller
+ * holds the lock exclusively.
+ */
+static bool
+give_out(ObixOutbox *outbox, int64 next)
+{
+	ObixSlot   *slot = &outbox->slots[MyProcNumber];
+	int64		first = outbox->next_sequence;
+
+	outbox->next_sequence = next;
+	if (outbox->accepting)
+	{
+		/* what nobody has sent until now, nobody will */
+		outbox->accepting = false;
+		set_undecided(outbox, 0);
+	}
+	if (slot->first == 0)
+	{
+		use_slot(outbox, slot, first);
+		dlist_push_tail(&outbox->in_flight, &slot->node);
+	}
+	return next > outbox->premake_at;
+}
+
+/*
  * Allocate count contiguous sequences and return the first.  They are in
  * flight until obix_release().  The caller holds a lock on the relation that
  * it keeps to the end of the transaction, and will call obix_release() then.
@@ -421,7 +447,6 @@ arrange_release(void)
 int64
 obix_allocate(ObixOutbox *outbox, int64 count)
 {
-	ObixSlot   *slot = &outbox->slots[MyProcNumber];
 	int64		first;
 	bool		premake;
 
@@ -436,19 +461,7 @@ obix_allocate(ObixOutbox *outbox, int64 count)
 				(errcode(ERRCODE_SEQUENCE_GENERATOR_LIMIT_EXCEEDED),
 				 errmsg("no sequences are left in the outbox")));
 	}
-	outbox->next_sequence = first + count;
-	if (outbox->accepting)
-	{
-		/* what nobody has sent until now, nobody will */
-		outbox->accepting = false;
-		set_undecided(outbox, 0);
-	}
-	if (slot->first == 0)
-	{
-		use_slot(outbox, slot, first);
-		dlist_push_tail(&outbox->in_flight, &slot->node);
-	}
-	premake = outbox->next_sequence > outbox->premake_at;
+	premake = give_out(outbox, first + count);
 	LWLockRelease(outbox->lock);
 
 	if (premake)
@@ -506,25 +519,13 @@ obix_accept(ObixOutbox *outbox, int64 sequence)
 int64
 obix_advance(ObixOutbox *outbox, int64 last, bool *premake)
 {
-	ObixSlot   *slot = &outbox->slots[MyProcNumber];
 	int64		first;
 
 	arrange_release();
 
 	LWLockAcquire(outbox->lock, LW_EXCLUSIVE);
 	first = outbox->next_sequence;
-	outbox->next_sequence = Max(first, last + 1);
-	if (outbox->accepting)
-	{
-		outbox->accepting = false;
-		set_undecided(outbox, 0);
-	}
-	if (slot->first == 0)
-	{
-		use_slot(outbox, slot, first);
-		dlist_push_tail(&outbox->in_flight, &slot->node);
-	}
-	*premake = outbox->next_sequence > outbox->premake_at;
+	*premake = give_out(outbox, Max(first, last + 1));
 	LWLockRelease(outbox->lock);
 	return first;
 }
