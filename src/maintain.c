@@ -35,6 +35,7 @@
 #include "partition.h"
 #include "registry.h"
 #include "relation.h"
+#include "xact.h"
 
 #define MAX_TRIES			20
 #define PAUSE_MS			10	/* before the second try; grows by as much */
@@ -93,14 +94,8 @@ obix_attempt(Oid relid, ObixTask task, void *arg)
 		}
 		PG_CATCH();
 		{
-			ErrorData  *error;
+			ErrorData  *error = obix_xact_roll_back_sub(context, owner);
 
-			MemoryContextSwitchTo(context);
-			error = CopyErrorData();
-			FlushErrorState();
-			RollbackAndReleaseCurrentSubTransaction();
-			MemoryContextSwitchTo(context);
-			CurrentResourceOwner = owner;
 			busy = obix_is_busy(error->sqlerrcode) && tries < MAX_TRIES;
 			if (!busy)
 				ReThrowError(error);

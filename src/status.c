@@ -93,6 +93,7 @@ typedef struct ObixLook
 {
 	Oid			relid;			/* the outbox */
 	bool		more;			/* by the views of 1.1 */
+	TupleDesc	desc;			/* of the result */
 	Datum	   *values;
 	bool	   *isnull;
 	const char *state;			/* of an outbox */
@@ -219,14 +220,8 @@ try_look(void (*body) (ObixLook *look), ObixLook *look)
 	}
 	PG_CATCH();
 	{
-		ErrorData  *error;
+		ErrorData  *error = obix_xact_roll_back_sub(context, owner);
 
-		MemoryContextSwitchTo(context);
-		error = CopyErrorData();
-		FlushErrorState();
-		RollbackAndReleaseCurrentSubTransaction();
-		MemoryContextSwitchTo(context);
-		CurrentResourceOwner = owner;
 		if (must_be_raised(error->sqlerrcode))
 			ReThrowError(error);
 		look->state = obix_is_busy(error->sqlerrcode) ? "locked" : "broken";
@@ -239,11 +234,24 @@ try_look(void (*body) (ObixLook *look), ObixLook *look)
 	return done;
 }
 
-static Datum
-form_result(FunctionCallInfo fcinfo, TupleDesc desc, const ObixLook *look)
+/* The result will have these columns, all of them NULL as yet. */
+static void
+begin_look(FunctionCallInfo fcinfo, ObixLook *look, Datum *values, bool *isnull,
+		   int columns)
 {
-	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), look->values,
-											 look->isnull));
+	memset(look, 0, sizeof(ObixLook));
+	if (get_call_result_type(fcinfo, NULL, &look->desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	memset(isnull, true, columns * sizeof(bool));
+	look->values = values;
+	look->isnull = isnull;
+}
+
+static Datum
+form_result(const ObixLook *look)
+{
+	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(look->desc),
+											 look->values, look->isnull));
 }
 
 /*
@@ -469,16 +477,11 @@ obix_outbox_state(PG_FUNCTION_ARGS)
 {
 	Datum		values[OUTBOX_COLUMNS];
 	bool		isnull[OUTBOX_COLUMNS];
-	ObixLook	look = {0};
-	TupleDesc	desc;
+	ObixLook	look;
 
-	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
-		elog(ERROR, "return type must be a row type");
-	memset(isnull, true, sizeof(isnull));
+	begin_look(fcinfo, &look, values, isnull, OUTBOX_COLUMNS);
 	look.relid = PG_GETARG_OID(0);
-	look.more = desc->natts > OUTBOX_STATE;
-	look.values = values;
-	look.isnull = isnull;
+	look.more = look.desc->natts > OUTBOX_STATE;
 
 	/* NULLs for an outbox that is being dropped */
 	if (obix_shared == NULL)
@@ -497,7 +500,7 @@ obix_outbox_state(PG_FUNCTION_ARGS)
 		SET(&look, OUTBOX_STATE, CStringGetTextDatum(look.state));
 	if (look.problem != NULL)
 		SET(&look, OUTBOX_PROBLEM, CStringGetTextDatum(look.problem));
-	PG_RETURN_DATUM(form_result(fcinfo, desc, &look));
+	PG_RETURN_DATUM(form_result(&look));
 }
 
 /*
@@ -635,15 +638,10 @@ obix_consumer_progress(PG_FUNCTION_ARGS)
 	int32		id = PG_GETARG_INT32(0);
 	Datum		values[CONSUMER_COLUMNS];
 	bool		isnull[CONSUMER_COLUMNS];
-	ObixLook	look = {0};
-	TupleDesc	desc;
+	ObixLook	look;
 
-	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
-		elog(ERROR, "return type must be a row type");
-	memset(isnull, true, sizeof(isnull));
-	look.more = desc->natts > CONSUMER_PROBLEM;
-	look.values = values;
-	look.isnull = isnull;
+	begin_look(fcinfo, &look, values, isnull, CONSUMER_COLUMNS);
+	look.more = look.desc->natts > CONSUMER_PROBLEM;
 
 	/* NULLs for one that is being dropped, or restored */
 	if (obix_shared == NULL)
@@ -664,7 +662,7 @@ obix_consumer_progress(PG_FUNCTION_ARGS)
 	}
 	if (look.problem != NULL)
 		SET(&look, CONSUMER_PROBLEM, CStringGetTextDatum(look.problem));
-	PG_RETURN_DATUM(form_result(fcinfo, desc, &look));
+	PG_RETURN_DATUM(form_result(&look));
 }
 
 /*
@@ -675,21 +673,16 @@ obix_server_state(PG_FUNCTION_ARGS)
 {
 	Datum		values[SERVER_COLUMNS];
 	bool		isnull[SERVER_COLUMNS];
-	ObixLook	look = {0};
-	TupleDesc	desc;
+	ObixLook	look;
 	int			workers = 0;
 	int			outboxes = 0;
 	TimestampTz refused_at;
 
-	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
-		elog(ERROR, "return type must be a row type");
-	memset(isnull, true, sizeof(isnull));
-	look.values = values;
-	look.isnull = isnull;
+	begin_look(fcinfo, &look, values, isnull, SERVER_COLUMNS);
 
 	SET(&look, SERVER_LOADED, BoolGetDatum(obix_shared != NULL));
 	if (obix_shared == NULL)
-		PG_RETURN_DATUM(form_result(fcinfo, desc, &look));
+		PG_RETURN_DATUM(form_result(&look));
 
 	LWLockAcquire(obix_shared->worker_lock, LW_SHARED);
 	for (int i = 0; i < OBIX_MAX_WORKERS; i++)
@@ -714,5 +707,5 @@ obix_server_state(PG_FUNCTION_ARGS)
 	SET(&look, SERVER_MAX_CONSUMERS, Int32GetDatum(obix_max_consumers));
 	SET(&look, SERVER_LACKS_STANDBY,
 		BoolGetDatum(!RecoveryInProgress() && obix_xact_lacks_standby()));
-	PG_RETURN_DATUM(form_result(fcinfo, desc, &look));
+	PG_RETURN_DATUM(form_result(&look));
 }

@@ -21,6 +21,7 @@
 #include "replication/walsender.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
+#include "utils/resowner.h"
 #include "utils/timestamp.h"
 
 #include "obix.h"
@@ -363,6 +364,25 @@ rewind_advances(ObixXact *xact, int level)
 		xact->unused[xact->count - 1].to = before - 1;
 	xact->last = Min(xact->last, before - 1);
 	return xact->first < before;
+}
+
+/*
+ * In PG_CATCH(): roll back the internal subtransaction, which was begun with this
+ * context and this owner current, and return its error, of which nothing else is
+ * left.
+ */
+ErrorData *
+obix_xact_roll_back_sub(MemoryContext context, ResourceOwner owner)
+{
+	ErrorData  *error;
+
+	MemoryContextSwitchTo(context);
+	error = CopyErrorData();
+	FlushErrorState();
+	RollbackAndReleaseCurrentSubTransaction();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+	return error;
 }
 
 /* When this transaction commits, ask for work on an outbox. */

@@ -12,6 +12,7 @@
 
 #include "access/xact.h"
 #include "utils/rel.h"
+#include "utils/resowner.h"
 
 #include "outbox.h"
 
@@ -28,6 +29,8 @@ extern int64 obix_xact_draw(ObixXact *xact);
 extern bool obix_xact_use(Oid relid, int64 sequence);
 extern void obix_xact_advance(ObixXact *xact, int64 last);
 extern void obix_xact_accept(ObixXact *xact, int64 sequence);
+extern ErrorData *obix_xact_roll_back_sub(MemoryContext context,
+										  ResourceOwner owner);
 extern void obix_xact_request_work(Oid relid, uint32 work);
 extern void obix_xact_may_leave_hole(Oid relid);
 extern void obix_xact_walked(ObixXact *xact, int64 next, int64 undecided,
